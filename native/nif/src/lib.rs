@@ -1,0 +1,1 @@
+//! The library the BEAM loads: terms in, terms out, nothing decided here.

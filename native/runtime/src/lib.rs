@@ -1,0 +1,1 @@
+//! Governor, fragment transfers and store requests on one tokio runtime.

@@ -1,0 +1,1 @@
+//! A local S3 server for demo and tests, with fault controls.
