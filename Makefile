@@ -1,0 +1,53 @@
+# Every command of the project, for people and for CI alike. The work is done by the scripts in .ci/.
+# FLAVOUR is where Erlang runs: default (this machine's own, else forky, else trixie), host, forky, trixie.
+
+SHELL := bash
+FLAVOUR ?= default
+FILE ?=
+
+# What demo takes.
+export STORE STREAMS MB KEEP
+# Where the commands that demo, shell and the suites start are built.
+TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+export STREAM_S3_S3LOCAL := $(TARGET)/release/s3local
+export STREAM_S3_CLI := $(TARGET)/release/stream-s3
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo shell test test-deep ct-file check fmt doc clean
+
+help: ## This list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Makes Erlang and RabbitMQ available: this machine's own, or root folders in the cache.
+	@.ci/setup
+
+build: setup ## Builds the native library, the commands and the Erlang application (FLAVOUR=...).
+	@.ci/build $(FLAVOUR)
+
+demo: build ## Uploads streams to a store and verifies each byte (STORE=, STREAMS=, MB=, KEEP=).
+	@.ci/erl $(FLAVOUR) stream_s3_demo main
+
+shell: build ## An Erlang shell with all of it on the path, and an example to start from.
+	@.ci/erl --shell $(FLAVOUR) stream_s3_shell start
+
+test: setup ## All Rust tests, all suites on the first flavour, the fast ones on the oldest Erlang too.
+	@.ci/test
+
+test-deep: setup ## The same with ignored tests, many more random cases, and all suites on every flavour.
+	@.ci/test deep
+
+ct-file: build ## Runs suites by file, from anywhere: FILE=some_SUITE.erl (FLAVOUR=...).
+	@[[ -n "$(FILE)" ]] || { echo 'error: say which: make ct-file FILE=test/.../some_SUITE.erl' >&2; exit 1; }
+	@.ci/ct $(FLAVOUR) $(FILE)
+
+check: setup ## Formatting, clippy, documentation, compiler warnings, xref, dialyzer.
+	@.ci/check
+
+fmt: ## Formats the Rust code.
+	cargo fmt --all
+
+doc: setup ## The documentation of the crates (target/doc) and of the Erlang modules (_build/doc).
+	@.ci/doc
+
+clean: ## Removes what was built here; the cache with the root folders stays.
+	rm -rf target _build erlang/priv/*.so
