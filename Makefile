@@ -5,8 +5,6 @@ SHELL := bash
 FLAVOUR ?= default
 FILE ?=
 
-# What demo takes.
-export STORE STREAMS MB KEEP
 # Where the commands that demo, shell and the suites start are built.
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 export STREAM_S3_S3LOCAL := $(TARGET)/release/s3local
