@@ -1,0 +1,379 @@
+%% @doc What the native library answers, one function each; nothing is decided here. `native/nif/src/lib.rs' names the
+%% scheduler and the bound of each.
+%%
+%% Calls of the pure part answer at once and raise `{badarg, Text}' on misuse, with a text that names the field; the
+%% modules in front of this one turn that into `badarg' with error information. Calls of the runtime part hand work to
+%% threads of the library; their answers come as messages. Any term serves as `Ref'.
+%%
+%% This module must stay out of `modules' in the application resource: RabbitMQ deletes the modules of a plugin that is
+%% disabled, and a library with threads cannot be loaded a second time. A new library therefore takes a restart of the node.
+-module(rabbitmq_stream_s3_nif).
+
+-include("rabbitmq_stream_s3.hrl").
+
+-export([misuse/2, format_error/2]).
+-export([abi_version/0]).
+-export([assembly_new/2, assembly_add_chunk/2, assembly_add_chunks/2, assembly_is_cut/1, assembly_metadata/1]).
+-export([assembly_index_records/1, assembly_info/1]).
+-export([core_init/3, core_manifest/1, core_persisted_manifest/1, core_rebalance_in_flight/1, core_format_state/1]).
+-export([core_fragment_cut/3, core_transfer_complete/3, core_transfer_failed/3]).
+-export([core_group_upload_complete/2, core_group_upload_failed/2, core_persist_complete/3, core_persist_failed/2]).
+-export([core_tick/2, core_await_offset/3, core_retention_started/1, core_retention_complete/2, core_retention_failed/2]).
+-export([manifest_new_edit/1, manifest_apply_edit/2, manifest_is_well_formed/1]).
+-export([manifest_encode_root/1, manifest_decode_root/1, manifest_encode_group/2, manifest_decode_group/1]).
+-export([manifest_lookup_offset/2, manifest_lookup_timestamp/2, manifest_evaluate_remote_retention/3, manifest_resume/2]).
+-export([chunk_is_committed/2, compare_log/2, error_class/1, retry_delay/4, valid_stream_id/1, object_key/3]).
+-export([store_open/1, store_probe/3, store_put/6, store_get/5, store_delete/4, store_list/6, store_cancel/1]).
+-export([put_root/6, get_root/6, put_group/6, get_group/7]).
+-export([governor_start/1, governor_submit/5, governor_finished/2, governor_cancel/2, governor_set_rate/3]).
+-export([governor_set_concurrency/2, governor_stop/3, governor_info/1]).
+
+-export_type([assembly/0, core/0, store/0, governor/0, chunk/0, meta/0, effect/0, reason/0, op/0, error_kind/0]).
+-export_type([ref/0, uid/0, offset/0, stream_id/0, cont/0, lookup/0, part/0]).
+
+-on_load(on_load/0).
+
+%% Raised by the library for the version that this module was written for. Both change together.
+-define(ABI_VERSION, 1).
+
+%% Handles. Each is a value or a shared object behind a reference; garbage collection releases it.
+-opaque assembly() :: reference().
+-opaque core() :: reference().
+-opaque store() :: reference().
+-opaque governor() :: reference().
+-type cont() :: term().
+
+%% What a caller uses to recognise an answer.
+-type ref() :: term().
+-type uid() :: 0..16#FFFFFFFF.
+-type offset() :: non_neg_integer().
+-type stream_id() :: binary().
+-type chunk() :: #{
+    chunk_id := offset(),
+    timestamp := integer(),
+    num_records := non_neg_integer(),
+    data_size := non_neg_integer(),
+    position := non_neg_integer(),
+    next_position := non_neg_integer(),
+    segment_offset := offset(),
+    crc := non_neg_integer(),
+    _ => _
+}.
+-type meta() :: #{
+    first_offset := offset(),
+    first_timestamp := integer(),
+    last_timestamp := integer(),
+    next_offset := offset(),
+    size := non_neg_integer(),
+    num_chunks => non_neg_integer(),
+    spans => [{SegmentOffset :: offset(), StartPos :: non_neg_integer(), EndPos :: non_neg_integer()}],
+    _ => _
+}.
+-type effect() ::
+    {submit_transfer, ref(), Stream :: term(), Dir :: term(), meta()}
+    | {resubmit_transfer, ref(), Stream :: term(), Dir :: term(), meta()}
+    | {resubmit_transfer_delayed, ref(), Stream :: term(), Dir :: term(), meta(), Reason :: term()}
+    | {start_persist, #manifest{}, Epoch :: non_neg_integer(), Reference :: term(), ExpectedRevision :: non_neg_integer(), [#edit{}]}
+    | {start_persist_timer, Ms :: non_neg_integer()}
+    | cancel_persist_timer
+    | {upload_group, Stream :: term(), Kind :: 1..3, Entries :: binary(), Pos :: non_neg_integer(), Len :: non_neg_integer()}
+    | {update_range, FirstOffset :: offset(), NextOffset :: offset()}
+    | {broadcast, Stream :: term(), [#edit{}]}
+    | {evaluate_retention, Stream :: term(), Dir :: term()}
+    | {reply_waiters, [{From :: term(), ok}]}
+    | reinitialize
+    | stop.
+-type reason() ::
+    {http, 100..999}
+    | timeout
+    | connection
+    | throttled
+    | checksum_mismatch
+    | {corrupt_chunk, offset()}
+    | {open_failed, File :: binary(), Posix :: atom()}
+    | {panic, Text :: binary()}
+    | cancelled
+    | clock_skew
+    | expired_token
+    | write_conflict
+    | other.
+-type op() :: open | put | get | delete | list | probe.
+-type error_kind() :: transient | conflict | not_found | corrupt | closed | invalid.
+-type lookup() :: {ok, #fragment_ref{}} | {fetch, #group_ref{}, cont()} | not_found.
+%% End is exclusive.
+-type part() :: whole | {Start :: non_neg_integer(), End :: non_neg_integer()} | {last, pos_integer()}.
+
+%% @private Raises `badarg' for a call that the library refused with `{badarg, Text}'; shells print the text.
+-spec misuse(binary(), [term()]) -> no_return().
+misuse(Text, Args) ->
+    erlang:error(badarg, Args, [{error_info, #{module => ?MODULE, cause => #{general => Text}}}]).
+
+%% @private
+-spec format_error(term(), list()) -> map().
+format_error(_Reason, [{_M, _F, _As, Info} | _]) ->
+    case proplists:get_value(error_info, Info, #{}) of
+        #{cause := #{general := Text}} -> #{general => Text};
+        _ -> #{}
+    end.
+
+on_load() ->
+    case erlang:load_nif(filename:join(priv_dir(), ?MODULE_STRING), ?ABI_VERSION) of
+        ok -> ok;
+        {error, {Class, Text}} -> {error, {Class, Text ++ hint(Class)}}
+    end.
+
+hint(load) ->
+    ": it was built for another version of this module, or this is not OTP 26 or later";
+hint(load_failed) ->
+    ": build it with make";
+hint(_) ->
+    "".
+
+%% code:priv_dir/1 knows applications by the name of their folder. Started by hand from ebin, there may be none.
+priv_dir() ->
+    case code:priv_dir(rabbitmq_stream_s3) of
+        {error, bad_name} -> beside_ebin();
+        Dir -> Dir
+    end.
+
+beside_ebin() ->
+    Ebin = filename:dirname(filename:absname(code:which(?MODULE))),
+    filename:join(filename:dirname(Ebin), "priv").
+
+%% Erlang's own habit for a stub: replaced when the library is loaded, which on_load sees to.
+-define(NOT_LOADED, erlang:nif_error({not_loaded, ?MODULE})).
+
+%% @doc Version of the interface between this module and the library.
+-spec abi_version() -> pos_integer().
+abi_version() -> ?NOT_LOADED.
+
+%%% Fragment assembly
+
+-spec assembly_new(TargetSize :: non_neg_integer(), Expected :: offset() | undefined) -> assembly().
+assembly_new(_TargetSize, _Expected) -> ?NOT_LOADED.
+
+%% Raises `{gap, Expected, Got}'.
+-spec assembly_add_chunk(chunk(), assembly()) -> assembly().
+assembly_add_chunk(_Chunk, _Assembly) -> ?NOT_LOADED.
+
+%% Takes at most 256 chunks a call; a rest without a cut means: call again.
+-spec assembly_add_chunks([chunk()], assembly()) -> {assembly(), Rest :: [chunk()]}.
+assembly_add_chunks(_Chunks, _Assembly) -> ?NOT_LOADED.
+
+-spec assembly_is_cut(assembly()) -> boolean().
+assembly_is_cut(_Assembly) -> ?NOT_LOADED.
+
+%% Raises badarg while there is no chunk.
+-spec assembly_metadata(assembly()) -> meta().
+assembly_metadata(_Assembly) -> ?NOT_LOADED.
+
+-spec assembly_index_records(assembly()) -> binary().
+assembly_index_records(_Assembly) -> ?NOT_LOADED.
+
+-spec assembly_info(assembly()) -> map().
+assembly_info(_Assembly) -> ?NOT_LOADED.
+
+%%% Replica-reader core
+
+-spec core_init(#manifest{}, Opts :: map(), NowMs :: integer()) -> {core(), [effect()]}.
+core_init(_Manifest, _Opts, _NowMs) -> ?NOT_LOADED.
+
+-spec core_manifest(core()) -> #manifest{}.
+core_manifest(_Core) -> ?NOT_LOADED.
+
+-spec core_persisted_manifest(core()) -> #manifest{}.
+core_persisted_manifest(_Core) -> ?NOT_LOADED.
+
+-spec core_rebalance_in_flight(core()) -> boolean().
+core_rebalance_in_flight(_Core) -> ?NOT_LOADED.
+
+-spec core_format_state(core()) -> map().
+core_format_state(_Core) -> ?NOT_LOADED.
+
+%% `Id' is the Ref of the effects; unique on the node.
+-spec core_fragment_cut(meta(), Id :: non_neg_integer(), core()) -> {core(), [effect()]}.
+core_fragment_cut(_Meta, _Id, _Core) -> ?NOT_LOADED.
+
+-spec core_transfer_complete(Ref :: term(), uid(), core()) -> {core(), [effect()]}.
+core_transfer_complete(_Ref, _Uid, _Core) -> ?NOT_LOADED.
+
+-spec core_transfer_failed(Ref :: term(), Reason :: term(), core()) -> {core(), [effect()]}.
+core_transfer_failed(_Ref, _Reason, _Core) -> ?NOT_LOADED.
+
+-spec core_group_upload_complete(uid(), core()) -> {core(), [effect()]}.
+core_group_upload_complete(_Uid, _Core) -> ?NOT_LOADED.
+
+-spec core_group_upload_failed(Reason :: term(), core()) -> {core(), [effect()]}.
+core_group_upload_failed(_Reason, _Core) -> ?NOT_LOADED.
+
+-spec core_persist_complete(Revision :: non_neg_integer(), NowMs :: integer(), core()) -> {core(), [effect()]}.
+core_persist_complete(_Revision, _NowMs, _Core) -> ?NOT_LOADED.
+
+-spec core_persist_failed(conflict | not_found | term(), core()) -> {core(), [effect()]}.
+core_persist_failed(_Reason, _Core) -> ?NOT_LOADED.
+
+-spec core_tick(NowMs :: integer(), core()) -> {core(), [effect()]}.
+core_tick(_NowMs, _Core) -> ?NOT_LOADED.
+
+-spec core_await_offset(offset(), From :: term(), core()) -> {core(), [effect()]}.
+core_await_offset(_Offset, _From, _Core) -> ?NOT_LOADED.
+
+-spec core_retention_started(core()) -> core().
+core_retention_started(_Core) -> ?NOT_LOADED.
+
+-spec core_retention_complete(#edit{}, core()) -> {core(), [effect()]}.
+core_retention_complete(_Edit, _Core) -> ?NOT_LOADED.
+
+-spec core_retention_failed(Reason :: term(), core()) -> {core(), [effect()]}.
+core_retention_failed(_Reason, _Core) -> ?NOT_LOADED.
+
+%%% Manifest
+
+-spec manifest_new_edit(#manifest{}) -> #edit{}.
+manifest_new_edit(_Manifest) -> ?NOT_LOADED.
+
+-spec manifest_apply_edit(#edit{}, #manifest{}) -> #manifest{}.
+manifest_apply_edit(_Edit, _Manifest) -> ?NOT_LOADED.
+
+-spec manifest_is_well_formed(#manifest{}) -> boolean().
+manifest_is_well_formed(_Manifest) -> ?NOT_LOADED.
+
+-spec manifest_encode_root(#manifest{}) -> binary().
+manifest_encode_root(_Manifest) -> ?NOT_LOADED.
+
+-spec manifest_decode_root(binary()) -> {ok, #manifest{}} | {error, term()}.
+manifest_decode_root(_Bin) -> ?NOT_LOADED.
+
+-spec manifest_encode_group(Kind :: 1..3, Entries :: binary()) -> binary().
+manifest_encode_group(_Kind, _Entries) -> ?NOT_LOADED.
+
+-spec manifest_decode_group(binary()) -> {ok, {Kind :: 1..3, Entries :: binary()}} | {error, term()}.
+manifest_decode_group(_Bin) -> ?NOT_LOADED.
+
+-spec manifest_lookup_offset(#manifest{}, offset()) -> lookup().
+manifest_lookup_offset(_Manifest, _Offset) -> ?NOT_LOADED.
+
+-spec manifest_lookup_timestamp(#manifest{}, TimestampMs :: integer()) -> lookup().
+manifest_lookup_timestamp(_Manifest, _TimestampMs) -> ?NOT_LOADED.
+
+-spec manifest_evaluate_remote_retention(#manifest{}, [{max_bytes | max_age, non_neg_integer()}], NowMs :: integer()) ->
+    unchanged | {#edit{}, [#fragment_ref{} | #group_ref{}]} | {fetch, #group_ref{}, cont()}.
+manifest_evaluate_remote_retention(_Manifest, _Specs, _NowMs) -> ?NOT_LOADED.
+
+-spec manifest_resume({ok, Entries :: binary()} | {error, term()}, cont()) -> term().
+manifest_resume(_Fetched, _Cont) -> ?NOT_LOADED.
+
+%%% Decisions and names
+
+%% @doc Whether a chunk may be drained. `Committed' is the id of the last committed chunk, -1 while there is none.
+-spec chunk_is_committed(ChunkId :: offset(), Committed :: integer()) -> boolean().
+chunk_is_committed(_ChunkId, _Committed) -> ?NOT_LOADED.
+
+%% @doc Where to start on a local log that covers `[first, next)'; `first' is undefined while it is empty.
+-spec compare_log(#manifest{}, #{first := offset() | undefined, next := offset(), pinned_first => offset() | undefined}) ->
+    {fresh, offset()}
+    | {resume, offset()}
+    | {remote_ahead, Discarded :: {First :: offset(), Next :: offset()}, At :: offset()}
+    | {local_ahead, Discarded :: {First :: offset(), Next :: offset()}, At :: offset()}
+    | wait_for_log.
+compare_log(_Manifest, _Log) -> ?NOT_LOADED.
+
+%% @doc What kind of failure a reason is. Reasons that are not of the contract are permanent.
+-spec error_class(Reason :: term()) -> transient | throttled | permanent.
+error_class(_Reason) -> ?NOT_LOADED.
+
+%% @doc Milliseconds to wait before attempt number `Attempt + 1', 1 being the first that failed. `Random' in [0, 1) picks within the jitter.
+-spec retry_delay(transient | throttled | permanent, Attempt :: pos_integer(), Delays :: map(), Random :: float()) -> non_neg_integer().
+retry_delay(_Class, _Attempt, _Delays, _Random) -> ?NOT_LOADED.
+
+-spec valid_stream_id(binary()) -> boolean().
+valid_stream_id(_StreamId) -> ?NOT_LOADED.
+
+-spec object_key(Prefix :: binary(), stream_id(), Object) -> binary() when
+    Object ::
+        {fragment, offset(), uid()}
+        | {root, Epoch :: non_neg_integer(), uid()}
+        | {group, Kind :: 1..3, offset(), uid()}.
+object_key(_Prefix, _StreamId, _Object) -> ?NOT_LOADED.
+
+%%% Store. Each call but store_open and store_cancel answers ok at once, and sends
+%%% {store_result, Ref, {ok, Value} | {error, {Kind, #{op, reason, message}}}} to Pid later, once, unless cancelled.
+
+%% @doc Opens the store that a configuration describes; sends no request.
+-spec store_open(#{atom() => term()}) -> {ok, store()} | {error, {Key :: atom(), Text :: binary()}}.
+store_open(_Config) -> ?NOT_LOADED.
+
+%% Value: `#{conditional_writes := boolean(), verifies_checksums := boolean()}'.
+-spec store_probe(store(), pid(), ref()) -> ok.
+store_probe(_Store, _Pid, _Ref) -> ?NOT_LOADED.
+
+%% Value: `#{etag := binary() | undefined}'.
+-spec store_put(store(), pid(), ref(), Key :: binary(), Body :: iodata(), #{if_none_match => true, if_match => binary()}) -> ok.
+store_put(_Store, _Pid, _Ref, _Key, _Body, _Opts) -> ?NOT_LOADED.
+
+%% Value: `#{size := non_neg_integer(), etag := binary() | undefined, body := binary()}'; size is that of the whole object.
+-spec store_get(store(), pid(), ref(), Key :: binary(), part()) -> ok.
+store_get(_Store, _Pid, _Ref, _Key, _Part) -> ?NOT_LOADED.
+
+%% Value: `[{Key, {Kind, #{}}}]' of the keys that could not be deleted.
+-spec store_delete(store(), pid(), ref(), [Key :: binary()]) -> ok.
+store_delete(_Store, _Pid, _Ref, _Keys) -> ?NOT_LOADED.
+
+%% Value: `#{objects := [{Key, Size, ModifiedMs | undefined}], next := From | undefined}'.
+-spec store_list(store(), pid(), ref(), Prefix :: binary(), From :: binary() | undefined, Max :: 1..1000) -> ok.
+store_list(_Store, _Pid, _Ref, _Prefix, _From, _Max) -> ?NOT_LOADED.
+
+%% @doc Aborts requests. None of them sends anything afterwards, though an answer may be in the mailbox already.
+-spec store_cancel([ref()]) -> ok.
+store_cancel(_Refs) -> ?NOT_LOADED.
+
+%% Value: the uid in the key, a new one each call.
+-spec put_root(store(), pid(), ref(), stream_id(), Epoch :: non_neg_integer(), #manifest{}) -> ok.
+put_root(_Store, _Pid, _Ref, _StreamId, _Epoch, _Manifest) -> ?NOT_LOADED.
+
+%% Value: the manifest, with revision 0.
+-spec get_root(store(), pid(), ref(), stream_id(), Epoch :: non_neg_integer(), uid()) -> ok.
+get_root(_Store, _Pid, _Ref, _StreamId, _Epoch, _Uid) -> ?NOT_LOADED.
+
+%% Value: the uid in the key, a new one each call.
+-spec put_group(store(), pid(), ref(), stream_id(), Kind :: 1..3, Entries :: binary()) -> ok.
+put_group(_Store, _Pid, _Ref, _StreamId, _Kind, _Entries) -> ?NOT_LOADED.
+
+%% Value: the entries.
+-spec get_group(store(), pid(), ref(), stream_id(), Kind :: 1..3, offset(), uid()) -> ok.
+get_group(_Store, _Pid, _Ref, _StreamId, _Kind, _Offset, _Uid) -> ?NOT_LOADED.
+
+%%% Governor
+
+%% @doc Starts a governor. It lives until garbage collection takes the handle; all work is aborted once `owner' has died.
+-spec governor_start(#{rate := unlimited | pos_integer(), burst := pos_integer(), concurrency := pos_integer(), owner := pid()}) ->
+    {ok, governor()} | {error, {Key :: atom(), Text :: binary()}}.
+governor_start(_Options) -> ?NOT_LOADED.
+
+%% @doc Queues work. ReplyTo gets, of a transfer, `{transfer_admitted, Ref}' and then `{transfer_result, Ref, Result}' once.
+%% Of external work the owner gets `{governor_run, Ref}', or else `{governor_dropped, Ref, cancelled | dead}'; `dead' may
+%% also come while it runs.
+-spec governor_submit(governor(), Work, Size :: non_neg_integer(), ReplyTo :: pid(), ref()) -> ok when
+    Work :: external | {fragment, store(), stream_id(), Dir :: binary() | string(), meta()}.
+governor_submit(_Governor, _Work, _Size, _ReplyTo, _Ref) -> ?NOT_LOADED.
+
+%% @doc External work has ended: gives its permit back.
+-spec governor_finished(governor(), ref()) -> ok.
+governor_finished(_Governor, _Ref) -> ?NOT_LOADED.
+
+-spec governor_cancel(governor(), [ref()]) -> ok.
+governor_cancel(_Governor, _Refs) -> ?NOT_LOADED.
+
+-spec governor_set_rate(governor(), unlimited | pos_integer(), Burst :: pos_integer()) -> ok.
+governor_set_rate(_Governor, _Rate, _Burst) -> ?NOT_LOADED.
+
+-spec governor_set_concurrency(governor(), pos_integer()) -> ok.
+governor_set_concurrency(_Governor, _Concurrency) -> ?NOT_LOADED.
+
+%% @doc Aborts everything; `{governor_stopped, Ref}' comes to Pid within about two seconds, even when the store is dead.
+-spec governor_stop(governor(), pid(), ref()) -> ok.
+governor_stop(_Governor, _Pid, _Ref) -> ?NOT_LOADED.
+
+%% @doc The numbers under their metric names, without the prefix of the plugin.
+-spec governor_info(governor()) -> #{atom() => non_neg_integer()}.
+governor_info(_Governor) -> ?NOT_LOADED.
