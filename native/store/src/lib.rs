@@ -3,7 +3,14 @@
 //! Every implementation makes exactly one attempt a call; retries belong to the caller, who alone knows what an
 //! attempt costs and whether it is still wanted.
 
+mod body;
+mod credentials;
 pub mod error;
+pub mod fs;
+mod probe;
+pub mod s3;
+mod settings;
+pub mod tree;
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -14,6 +21,11 @@ use bytes::Bytes;
 use futures::Stream;
 
 pub use error::{ErrorKind, Failure, Op, StoreError};
+pub use fs::FsStore;
+pub use s3::{Credentials, S3Settings, S3Store};
+
+/// Most keys of one page of a listing, and of one batch of deletes: what S3 allows.
+pub const PAGE_SIZE: usize = 1000;
 
 /// What a call to a store returns.
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -87,6 +99,19 @@ pub enum Part {
     Last(u64),
 }
 
+impl Part {
+    /// The bytes `start..end` that are meant of an object of `size` bytes; `None` where that is no byte at all, unless the whole
+    /// object is meant.
+    pub fn resolve(&self, size: u64) -> Option<Range<u64>> {
+        let range = match self {
+            Self::Whole => return Some(0..size),
+            Self::Range(range) => range.start..range.end.min(size),
+            Self::Last(n) => size.saturating_sub(*n)..size,
+        };
+        (range.start < range.end).then_some(range)
+    }
+}
+
 /// One row of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
@@ -117,13 +142,16 @@ pub struct Capabilities {
 }
 
 /// Where objects live. One attempt a call; every future may be dropped at any time, which aborts the request.
+///
+/// Apart from connecting, nothing here has a time limit: only the caller knows how long a call may take, and drops the future.
 #[async_trait]
 pub trait ObjectStore: Send + Sync + 'static {
-    /// Stores one object as a whole: after `Ok` it is there for every reader; after an error it may or may not be
-    /// there where the kind is [`ErrorKind::Transient`], and is not there otherwise. One request.
+    /// Stores one object as a whole: after `Ok` it is there for every reader. After an error it may or may not be there where the kind
+    /// is [`ErrorKind::Transient`], or where the echoed checksum differed ([`ErrorKind::Corrupt`]); otherwise it is not. One request.
     async fn put(&self, key: &str, body: Body, options: PutOptions) -> Result<Stored>;
 
-    /// Reads an object or a part of it. [`ErrorKind::NotFound`] where there is none. One request.
+    /// Reads an object or a part of it. [`ErrorKind::NotFound`] where there is none; `Failure::Http(416)` where the part holds no byte
+    /// (a range that starts at or after the end, and any part but the whole of an empty object). One request.
     async fn get(&self, key: &str, part: Part) -> Result<Object>;
 
     /// Deletes up to any number of keys, in batches of 1000. A key that is not there counts as deleted. The answer has one
