@@ -1,0 +1,47 @@
+%% @doc Starts and stops the application. What cannot work is refused here, with a sentence; what may work later (a store that
+%% does not answer, a stream whose writer recovers) is left to those who try again.
+-module(rabbitmq_stream_s3_app).
+-behaviour(application).
+
+-include_lib("kernel/include/logger.hrl").
+
+-export([start/2, stop/1]).
+
+%% @private
+start(_Type, _Args) ->
+    Steps = [
+        fun rabbitmq_stream_s3_config:validate/0,
+        fun load_library/0,
+        fun rabbitmq_stream_s3_store:open/0,
+        fun rabbitmq_stream_s3_metadata:start/0
+    ],
+    case run(Steps) of
+        ok ->
+            rabbitmq_stream_s3_sup:start_link();
+        {error, Text} ->
+            ?LOG_ERROR("tiered storage for streams does not start: ~ts", [Text], #{domain => [rabbitmq, stream_s3]}),
+            {error, Text}
+    end.
+
+%% @private
+stop(_State) ->
+    ok = rabbitmq_stream_s3_store:close(),
+    rabbitmq_stream_s3_metadata:stop().
+
+run([]) ->
+    ok;
+run([Step | Steps]) ->
+    case Step() of
+        ok -> run(Steps);
+        {error, _} = Error -> Error
+    end.
+
+%% A library that does not fit is one sentence here; at the first call it would be an `undef' in some process.
+load_library() ->
+    case code:ensure_loaded(rabbitmq_stream_s3_nif) of
+        {module, _} -> ok;
+        {error, Reason} -> {error, text("the native library could not be loaded (~0tp); an earlier line of the log says why", [Reason])}
+    end.
+
+text(Format, Args) ->
+    unicode:characters_to_binary(io_lib:format(Format, Args)).

@@ -1,0 +1,234 @@
+%% @doc Everything that concerns osiris: which streams have a writer here, where a log begins and ends, reading headers of
+%% committed chunks, and being told of new ones.
+%%
+%% A reader is a value, except that its file belongs to the process that opened it. Nothing here calls into a writer, so
+%% nothing here can block one.
+-module(rabbitmq_stream_s3_log).
+
+-export([writers/0, context/2, epoch/1, range/1]).
+-export([open/2, close/1, read/2, next_offset/1, header/2]).
+-export([listen/2, listened/1]).
+-export_type([context/0, range/0, reader/0, chunk/0]).
+
+-define(SEGMENT_HEADER_SIZE, 8).
+%% Above every offset there can be.
+-define(BEYOND, 1 bsl 62).
+
+-type stream_id() :: binary().
+-type offset() :: non_neg_integer().
+%% What osiris gives to those that read a log.
+-type context() :: #{
+    dir := file:filename_all(),
+    name := stream_id(),
+    reference := term(),
+    shared := atomics:atomics_ref(),
+    atom() => term()
+}.
+%% `first' is undefined while the log has no chunk; `next' is one more than the last offset written, committed or not.
+-type range() :: #{first := offset() | undefined, next := offset()}.
+%% As the fragment assembly takes it. Positions are those in the segment file that `segment_offset' names; the chunk is
+%% the bytes from `position' up to, not including, `next_position'.
+-type chunk() :: #{
+    chunk_id := offset(),
+    timestamp := integer(),
+    num_records := non_neg_integer(),
+    data_size := non_neg_integer(),
+    position := non_neg_integer(),
+    next_position := non_neg_integer(),
+    segment_offset := offset(),
+    crc := non_neg_integer()
+}.
+
+-record(reader, {
+    log :: term(),
+    shared :: atomics:atomics_ref(),
+    %% First offset of the segment that was read from last.
+    segment :: offset(),
+    %% Offset of the next chunk that nobody was given.
+    next :: offset(),
+    %% A header that has been read, but whose chunk is not committed yet.
+    held :: map() | none
+}).
+-opaque reader() :: #reader{}.
+
+%% @doc All streams whose writer runs on this node.
+-spec writers() -> [{stream_id(), pid()}].
+writers() ->
+    case whereis(osiris_server_sup) of
+        undefined -> [];
+        Sup -> [{id(Name), Pid} || {Name, Pid, _, [osiris_writer]} <- supervisor:which_children(Sup), is_pid(Pid)]
+    end.
+
+%% osiris takes strings as names, too.
+id(Name) when is_binary(Name) -> Name;
+id(Name) when is_list(Name) -> unicode:characters_to_binary(Name).
+
+%% @doc The context of a local writer. A writer that is still recovering answers late, hence the limit in milliseconds.
+-spec context(pid(), timeout()) -> {ok, context()} | {error, term()}.
+context(Writer, Timeout) ->
+    %% osiris keeps the row of a writer that was killed.
+    case is_process_alive(Writer) of
+        true ->
+            rabbitmq_stream_s3_task:call(fun() -> osiris_util:get_reader_context(Writer) end, Timeout);
+        false ->
+            {error, no_process}
+    end.
+
+%% @doc The epoch in which the writer writes.
+-spec epoch(context()) -> {ok, non_neg_integer()} | {error, unknown_epoch}.
+epoch(#{reference := Reference}) ->
+    try osiris_counters:overview({osiris_writer, Reference}) of
+        #{epoch := Epoch} -> {ok, Epoch};
+        _ -> {error, unknown_epoch}
+    catch
+        error:_ -> {error, unknown_epoch}
+    end.
+
+%% @doc Where the local log begins and ends. Reads the header of the first segment and the end of the last one.
+-spec range(context()) -> {ok, range()} | {error, term()}.
+range(Context) ->
+    %% osiris names the range when it refuses an offset, from two files; osiris_log:overview/1 reads every index besides.
+    case try_open(?BEYOND, Context) of
+        {error, {offset_out_of_range, empty}} -> {ok, #{first => undefined, next => 0}};
+        {error, {offset_out_of_range, {First, Last}}} -> {ok, #{first => First, next => Last + 1}};
+        {error, _} = Error -> Error
+    end.
+
+%% @doc Opens the log at a chunk, or at its end: the offset must be the id of a chunk, or one more than the last offset. To
+%% be closed by {@link close/1}.
+-spec open(context(), offset()) -> {ok, reader()} | {error, {offset_out_of_range, term()} | term()}.
+open(#{dir := Dir, shared := Shared} = Context, Offset) ->
+    case try_open(Offset, Context) of
+        {ok, Log} ->
+            case segment_of(Dir, Offset) of
+                {ok, Segment} ->
+                    {ok, #reader{log = Log, shared = Shared, segment = Segment, next = Offset, held = none}};
+                {error, _} = Error ->
+                    ok = osiris_log:close(Log),
+                    Error
+            end;
+        {error, _} = Error ->
+            Error
+    end.
+
+try_open(Offset, Context) ->
+    %% Otherwise the stream's metric of its readers would count us.
+    Quiet = Context#{readers_counter_fun => fun(_) -> ok end},
+    try
+        osiris_log:init_data_reader({Offset, empty}, Quiet)
+    catch
+        %% An offset inside a chunk, or a file that retention deleted in the meantime.
+        throw:Reason -> {error, Reason};
+        error:Reason -> {error, Reason}
+    end.
+
+%% Of the release that RabbitMQ 4.0 has, osiris does not tell which file it opened.
+segment_of(Dir, Offset) ->
+    Firsts = [first_offset(File) || File <- osiris_log:sorted_index_files(Dir)],
+    case lists:takewhile(fun(First) -> First =< Offset end, Firsts) of
+        [] -> {error, segment_deleted};
+        Before -> {ok, lists:last(Before)}
+    end.
+
+first_offset(IndexFile) ->
+    binary_to_integer(unicode:characters_to_binary(filename:basename(IndexFile, ".index"))).
+
+%% @doc Closes the file of a reader.
+-spec close(reader()) -> ok.
+close(#reader{log = Log}) ->
+    osiris_log:close(Log).
+
+%% @doc Id of the chunk that will be read next.
+-spec next_offset(reader()) -> offset().
+next_offset(#reader{next = Next}) ->
+    Next.
+
+%% @doc The next committed chunks, at most so many. `more': there may be further ones. `end_of_log': none is committed
+%% beyond these. One or two reads of a file for each chunk, of 48 bytes or of what osiris reads ahead.
+%%
+%% Chunk ids are not checked: osiris continues behind a gap when retention has deleted the next segment.
+-spec read(reader(), pos_integer()) -> {[chunk()], more | end_of_log, reader()} | {error, term()}.
+read(Reader, Max) ->
+    read(Reader, Max, []).
+
+read(Reader, 0, Acc) ->
+    {lists:reverse(Acc), more, Reader};
+read(#reader{held = none} = Reader, N, Acc) ->
+    case read_header(Reader) of
+        {ok, Header, Log} -> take(Header, Reader#reader{log = Log}, N, Acc);
+        {end_of_stream, Log} -> {lists:reverse(Acc), end_of_log, Reader#reader{log = Log}};
+        {error, _} = Error when Acc =:= [] -> Error;
+        %% What was read before is good; the error comes again with the next call.
+        {error, _} -> {lists:reverse(Acc), more, Reader}
+    end;
+read(#reader{held = Header} = Reader, N, Acc) ->
+    take(Header, Reader, N, Acc).
+
+%% osiris lets a data reader see chunks that a majority does not have yet. A new leader may throw those away, so none is
+%% handed out; osiris cannot step back either, hence the held header.
+take(#{chunk_id := ChunkId} = Header, #reader{shared = Shared} = Reader0, N, Acc) ->
+    Committed = osiris_log_shared:committed_chunk_id(Shared),
+    case rabbitmq_stream_s3_nif:chunk_is_committed(ChunkId, Committed) of
+        true ->
+            {Chunk, Reader} = chunk(Header, Reader0),
+            read(Reader#reader{held = none}, N - 1, [Chunk | Acc]);
+        false ->
+            {lists:reverse(Acc), end_of_log, Reader0#reader{held = Header, next = ChunkId}}
+    end.
+
+chunk(#{chunk_id := ChunkId, position := Position, num_records := NumRecords} = Header, #reader{segment = Segment0} = Reader) ->
+    %% A segment is named after its first chunk, which follows the file's header.
+    Segment =
+        case Position of
+            ?SEGMENT_HEADER_SIZE -> ChunkId;
+            _ -> Segment0
+        end,
+    Kept = maps:with([chunk_id, timestamp, num_records, data_size, position, next_position, crc], Header),
+    {Kept#{segment_offset => Segment}, Reader#reader{segment = Segment, next = ChunkId + NumRecords}}.
+
+read_header(#reader{log = Log}) ->
+    try
+        osiris_log:read_header(Log)
+    catch
+        %% Bytes that are no chunk header, or not of the chunk that should be there.
+        error:Reason -> {error, {unreadable_header, Reason}}
+    end.
+
+%% @doc Epoch and CRC of a chunk of the local log, committed or not. `not_there': the log does not reach that far, back
+%% or ahead. `other_chunk': it has that offset inside another chunk.
+-spec header(context(), ChunkId :: offset()) ->
+    {ok, #{epoch := non_neg_integer(), crc := non_neg_integer()}} | not_there | other_chunk | {error, term()}.
+header(Context, ChunkId) ->
+    case try_open(ChunkId, Context) of
+        {ok, Log} ->
+            try osiris_log:read_header(Log) of
+                {ok, #{chunk_id := ChunkId} = Header, _} -> {ok, maps:with([epoch, crc], Header)};
+                {ok, _OtherChunk, _} -> not_there;
+                {end_of_stream, _} -> not_there;
+                {error, _} = Error -> Error
+            catch
+                error:Reason -> {error, {unreadable_header, Reason}}
+            after
+                osiris_log:close(Log)
+            end;
+        {error, {offset_out_of_range, _}} ->
+            not_there;
+        %% How osiris refuses an offset inside a chunk: with the chunk, its epoch, and its position.
+        {error, {badmatch, {Other, _, _}}} when is_integer(Other), Other < ChunkId ->
+            other_chunk;
+        {error, _} = Error ->
+            Error
+    end.
+
+%% @doc Asks the writer for one message as soon as the chunk that starts at this offset is committed: at once, if it is.
+%% Recognised by {@link listened/1}. Ends with the writer.
+-spec listen(pid(), offset()) -> ok.
+listen(Writer, NextOffset) ->
+    %% With the stream's own formatter: one of ours would run in the writer.
+    osiris:register_offset_listener(Writer, NextOffset, undefined).
+
+%% @doc Whether a message is the one asked for. Pass casts without their wrapping. In a broker it comes as RabbitMQ's queue event.
+-spec listened(term()) -> boolean().
+listened({osiris_offset, _Reference, _CommittedChunkId}) -> true;
+listened({queue_event, _Queue, {osiris_offset, _Reference, _CommittedChunkId}}) -> true;
+listened(_) -> false.

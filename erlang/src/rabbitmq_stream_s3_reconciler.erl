@@ -1,0 +1,122 @@
+%% @doc Sees to it that each stream whose writer runs on this node has a reader. Released osiris tells nobody when a writer
+%% starts, so this process looks: at start, every `reconciliation_interval_ms', soon after a writer has ended, and when asked.
+-module(rabbitmq_stream_s3_reconciler).
+-behaviour(gen_server).
+
+-include_lib("kernel/include/logger.hrl").
+
+-export([start_link/0, reconcile/0, ignore/1]).
+-export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2]).
+
+%% How soon after the end of a writer to look for the next one: an election takes about that long.
+-define(SOON_MS, 500).
+%% osiris' supervisor answers late while it starts a writer that has much to recover.
+-define(LOOK_TIMEOUT_MS, 30000).
+-define(LOG_META, #{domain => [rabbitmq, stream_s3]}).
+
+-record(state, {
+    timer :: reference() | undefined,
+    %% Monitors of the supervisors of streams.
+    readers = #{} :: #{reference() => {StreamId :: binary(), Writer :: pid()}},
+    %% Writers of streams that are not to be tiered any more.
+    ignored = #{} :: #{pid() => true},
+    %% Streams that cannot be tiered, and that the log has told of.
+    refused = #{} :: #{StreamId :: binary() => true}
+}).
+
+%% @doc Starts the reconciler, which looks at once.
+-spec start_link() -> {ok, pid()} | ignore | {error, term()}.
+start_link() ->
+    gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
+
+%% @doc Looks now. When it returns, each stream whose writer had been there has a reader, which may still be resolving.
+-spec reconcile() -> ok | {error, term()}.
+reconcile() ->
+    gen_server:call(?MODULE, reconcile, infinity).
+
+%% @doc Leaves this writer alone from now on: its stream has been deleted, and it will end.
+-spec ignore(Writer :: pid()) -> ok.
+ignore(Writer) ->
+    gen_server:cast(?MODULE, {ignore, Writer}).
+
+%% @private
+init([]) ->
+    {ok, #state{}, {continue, look}}.
+
+%% @private
+handle_continue(look, State) ->
+    {_, Next} = look(State),
+    {noreply, Next}.
+
+%% @private
+handle_call(reconcile, _From, State) ->
+    {Result, Next} = look(State),
+    {reply, Result, Next}.
+
+%% @private
+handle_cast({ignore, Writer}, #state{ignored = Ignored} = State) ->
+    {noreply, State#state{ignored = Ignored#{Writer => true}}}.
+
+%% @private
+handle_info({timeout, Timer, look}, #state{timer = Timer} = State) ->
+    {_, Next} = look(State),
+    {noreply, Next};
+handle_info({'DOWN', Monitor, process, _Pid, _Reason}, #state{readers = Readers} = State0) ->
+    case maps:take(Monitor, Readers) of
+        {{_StreamId, Writer}, Rest} ->
+            State = State0#state{readers = Rest},
+            case is_process_alive(Writer) of
+                %% Its reader has failed too often, or the stream is deleted: no hurry.
+                true -> {noreply, State};
+                false -> {noreply, look_in(?SOON_MS, State)}
+            end;
+        error ->
+            {noreply, State0}
+    end;
+handle_info(_Stale, State) ->
+    {noreply, State}.
+
+look(State0) ->
+    State1 = look_in(rabbitmq_stream_s3_config:get(reconciliation_interval_ms), State0),
+    case rabbitmq_stream_s3_task:call(fun rabbitmq_stream_s3_log:writers/0, ?LOOK_TIMEOUT_MS) of
+        {ok, Writers} -> {ok, attach(Writers, forget_dead(Writers, State1))};
+        {error, Reason} -> {{error, Reason}, State1}
+    end.
+
+look_in(Delay, #state{timer = Timer} = State) ->
+    _ = Timer =/= undefined andalso erlang:cancel_timer(Timer),
+    State#state{timer = erlang:start_timer(Delay, self(), look)}.
+
+forget_dead(Writers, #state{ignored = Ignored, refused = Refused} = State) ->
+    {Ids, Pids} = lists:unzip(Writers),
+    State#state{ignored = maps:with(Pids, Ignored), refused = maps:with(Ids, Refused)}.
+
+attach(Writers, State0) ->
+    case rabbitmq_stream_s3_config:get(tiered) of
+        all -> lists:foldl(fun attach_one/2, State0, Writers);
+        none -> State0
+    end.
+
+attach_one({StreamId, Writer}, #state{ignored = Ignored, refused = Refused} = State) ->
+    IsValid = rabbitmq_stream_s3_nif:valid_stream_id(StreamId),
+    case rabbitmq_stream_s3_registry:whereis(StreamId) of
+        undefined when not is_map_key(Writer, Ignored), IsValid ->
+            start_reader(StreamId, Writer, State);
+        undefined when not is_map_key(StreamId, Refused), not IsValid ->
+            ?LOG_WARNING("stream ~0tp is not tiered: its name cannot be part of an object key", [StreamId], ?LOG_META),
+            State#state{refused = Refused#{StreamId => true}};
+        _ ->
+            State
+    end.
+
+start_reader(StreamId, Writer, #state{readers = Readers} = State) ->
+    case rabbitmq_stream_s3_reader_sup:start_reader(StreamId, Writer) of
+        {ok, Supervisor} ->
+            State#state{readers = Readers#{monitor(process, Supervisor) => {StreamId, Writer}}};
+        {error, {shutdown, {failed_to_start_child, _, {already_started, _}}}} ->
+            %% Its supervisor restarted it in this moment.
+            State;
+        {error, Reason} ->
+            ?LOG_ERROR("the reader of stream ~ts could not be started: ~0tP", [StreamId, Reason, 20], ?LOG_META),
+            State
+    end.

@@ -1,0 +1,353 @@
+%% @doc Tiers one stream: reads the log of its writer, has fragments uploaded, and makes roots current that list them.
+%%
+%% Decisions are taken by the core. This process performs its effects and reports what came of them; it waits for nobody:
+%% what may block runs in tasks. It ends with the writer; when it fails it is started again and finds out anew where it was.
+%%
+%% `resolving': finding out what is persisted. `resetting': persisting an empty manifest, because the persisted one belongs
+%% to another timeline. `running': draining, uploading, persisting.
+-module(rabbitmq_stream_s3_replica_reader).
+-behaviour(gen_server).
+
+-include_lib("kernel/include/logger.hrl").
+-include("rabbitmq_stream_s3.hrl").
+-include("rabbitmq_stream_s3_replica_reader.hrl").
+
+-export([start_link/1, await_offset/2, await_offset/3, force_cut/1, status/2]).
+-export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
+
+-define(EFFECTS, rabbitmq_stream_s3_replica_reader_effects).
+-define(DRAIN, rabbitmq_stream_s3_replica_reader_drain).
+-define(TRANSFERS, rabbitmq_stream_s3_replica_reader_transfers).
+-define(TASKS, rabbitmq_stream_s3_replica_reader_tasks).
+-define(RESOLVE, rabbitmq_stream_s3_replica_reader_resolve).
+
+-define(AWAIT_TIMEOUT_MS, 60000).
+-define(FORCE_CUT_TIMEOUT_MS, 30000).
+
+-type stream_id() :: binary().
+-type offset() :: non_neg_integer().
+
+%%% Interface
+
+%% @doc Starts the reader of a stream whose writer runs on this node.
+-spec start_link(#{stream := stream_id(), writer := pid()}) -> {ok, pid()} | ignore | {error, term()}.
+start_link(#{stream := StreamId, writer := _} = Args) ->
+    gen_server:start_link({via, rabbitmq_stream_s3_registry, StreamId}, ?MODULE, Args, []).
+
+%% @doc {@link await_offset/3} with a limit of one minute.
+-spec await_offset(gen_server:server_ref() | stream_id(), offset()) -> ok | {error, timeout | reader_down}.
+await_offset(Server, Offset) ->
+    await_offset(Server, Offset, ?AWAIT_TIMEOUT_MS).
+
+%% @doc Waits until the persisted manifest covers everything below `Offset', for at most so many milliseconds. `reader_down':
+%% the stream has no reader on this node, or it ended meanwhile; ask again when it has been started anew.
+-spec await_offset(gen_server:server_ref() | stream_id(), offset(), timeout()) -> ok | {error, timeout | reader_down}.
+await_offset(Server, Offset, Timeout) when is_integer(Offset), Offset >= 0 ->
+    call(Server, {await_offset, Offset, moment(Timeout)}, Timeout).
+
+%% @doc Ends the fragment that is being assembled, with all that is committed by now. `empty': there is nothing to end, or
+%% nobody here assembles anything. Does not wait for the upload.
+-spec force_cut(gen_server:server_ref() | stream_id()) -> ok | {error, empty}.
+force_cut(Server) ->
+    case call(Server, force_cut, ?FORCE_CUT_TIMEOUT_MS) of
+        ok -> ok;
+        {error, _} -> {error, empty}
+    end.
+
+%% @doc What the reader is doing. `state' is its phase; `local' and `remote' are half-open ranges of offsets; `behind' is how many
+%% offsets of the local log are not tiered; `problems' is what fails now, with its cause and since when; `counters' has
+%% its numbers under their metric names. While running, what {@link rabbitmq_stream_s3_replica_reader_core:format_state/1}
+%% answers is part of it. Reads the ends of the local log.
+-spec status(gen_server:server_ref() | stream_id(), timeout()) -> {ok, map()} | {error, timeout | reader_down}.
+status(Server, Timeout) ->
+    call(Server, status, Timeout).
+
+call(StreamId, Request, Timeout) when is_binary(StreamId) ->
+    call({via, rabbitmq_stream_s3_registry, StreamId}, Request, Timeout);
+call(Server, Request, Timeout) ->
+    try
+        gen_server:call(Server, Request, Timeout)
+    catch
+        exit:{timeout, _} -> {error, timeout};
+        exit:_ -> {error, reader_down}
+    end.
+
+%%% Life
+
+%% @private
+init(#{stream := StreamId, writer := Writer}) ->
+    %% For tasks, which are linked, and so that transfers are cancelled when a supervisor ends this process.
+    process_flag(trap_exit, true),
+    ok = logger:update_process_metadata(#{domain => [rabbitmq, stream_s3], stream => StreamId}),
+    _ = monitor(process, Writer),
+    ok = rabbitmq_stream_s3_manifest_cache:pending(StreamId),
+    Reader = #reader{
+        stream = StreamId,
+        writer = Writer,
+        problems = rabbitmq_stream_s3_problems:new(StreamId),
+        tasks = ?TASKS:new(),
+        transfers = ?TRANSFERS:new(StreamId)
+    },
+    {ok, Reader, {continue, resolve}}.
+
+%% @private
+handle_continue(resolve, Reader) ->
+    {noreply, resolve(Reader)}.
+
+%% @private
+terminate(Reason, #reader{stream = StreamId} = Reader) ->
+    _ = release(Reader),
+    case Reason of
+        {shutdown, stream_deleted} ->
+            ok = rabbitmq_stream_s3_counters:forget(StreamId),
+            rabbitmq_stream_s3_manifest_cache:forget(StreamId);
+        normal ->
+            %% The next writer may run elsewhere, and then what we know goes out of date.
+            rabbitmq_stream_s3_manifest_cache:forget(StreamId);
+        _ ->
+            ok
+    end.
+
+%% Lets go of all that is under way and of the log's file. Keeps those who wait, and what has failed.
+release(#reader{drain = Drain, tasks = Tasks, transfers = Transfers} = Reader) ->
+    #reader{persist_timer = Persist, group_timer = Group, resolve_timer = Resolve, age_timer = Age} = Reader,
+    _ = Drain =/= none andalso ?DRAIN:close(Drain),
+    _ = [erlang:cancel_timer(Timer) || Timer <- [Persist, Group, Resolve], Timer =/= none],
+    _ = Age =/= none andalso erlang:cancel_timer(element(1, Age)),
+    Reader#reader{
+        phase = resolving,
+        tasks = ?TASKS:cancel_all(Tasks),
+        transfers = ?TRANSFERS:cancel_all(Transfers),
+        resolve_timer = none,
+        core = none,
+        drain = none,
+        draining = false,
+        paused = false,
+        cut = queue:new(),
+        age_timer = none,
+        persist_timer = none,
+        group_timer = none,
+        persist_failures = {0, none},
+        group_failures = {0, none},
+        persisting_bytes = 0
+    }.
+
+%%% Messages
+
+%% @private
+handle_call({await_offset, Offset, Until}, From, Reader) ->
+    noreply(wait_for(Offset, From, Until, Reader));
+handle_call(force_cut, From, #reader{phase = running} = Reader) ->
+    {Result, Next} = ?EFFECTS:force_cut(Reader),
+    gen_server:reply(From, Result),
+    noreply(Next);
+handle_call(force_cut, _From, Reader) ->
+    {reply, {error, empty}, Reader};
+handle_call(status, _From, Reader) ->
+    {reply, {ok, status_map(Reader)}, Reader}.
+
+%% @private
+handle_cast(Message, Reader) ->
+    listened(Message, Reader).
+
+%% @private
+handle_info(drain, #reader{draining = true} = Reader) ->
+    noreply(?EFFECTS:drain(Reader#reader{draining = false}));
+handle_info(drain, Reader) ->
+    {noreply, Reader};
+handle_info({timeout, Timer, persist}, #reader{persist_timer = Timer} = Reader) ->
+    noreply(?EFFECTS:tick(Reader#reader{persist_timer = none}));
+handle_info({timeout, Timer, age}, #reader{age_timer = {Timer, _}} = Reader) ->
+    noreply(?EFFECTS:too_old(Reader#reader{age_timer = none}));
+handle_info({timeout, Timer, {group, Kind, Entries}}, #reader{group_timer = Timer} = Reader) ->
+    noreply(?EFFECTS:upload_group(Kind, Entries, Reader));
+handle_info({timeout, Timer, resolve}, #reader{resolve_timer = Timer} = Reader) ->
+    {noreply, start_resolving(Reader#reader{resolve_timer = none})};
+handle_info({'DOWN', _Monitor, process, Writer, _Reason}, #reader{writer = Writer} = Reader) ->
+    {stop, normal, Reader};
+handle_info(Message, #reader{tasks = Tasks0, transfers = Transfers0} = Reader) ->
+    case ?TRANSFERS:handle(Message, Transfers0) of
+        {not_mine, _} ->
+            case ?TASKS:handle(Message, Tasks0) of
+                {not_mine, _} -> other(Message, Reader);
+                {none, Tasks} -> {noreply, Reader#reader{tasks = Tasks}};
+                {{Kind, Result}, Tasks} -> noreply(finished(Kind, Result, Reader#reader{tasks = Tasks}))
+            end;
+        {Outcome, Transfers} ->
+            noreply(?EFFECTS:transferred(Outcome, Reader#reader{transfers = Transfers}))
+    end.
+
+other({'EXIT', _Pid, Reason}, Reader) ->
+    {stop, Reason, Reader};
+other({timeout, _CancelledTooLate, _}, Reader) ->
+    {noreply, Reader};
+other(Message, Reader) ->
+    listened(Message, Reader).
+
+listened(Message, #reader{phase = Phase} = Reader) ->
+    case rabbitmq_stream_s3_log:listened(Message) of
+        true when Phase =:= running -> noreply(?EFFECTS:drain(Reader#reader{listening = false}));
+        true -> {noreply, Reader#reader{listening = false}};
+        false -> {noreply, Reader}
+    end.
+
+noreply(#reader{verdict = continue} = Reader) ->
+    {noreply, Reader};
+noreply(#reader{verdict = {resolve, Reason}} = Reader) ->
+    {noreply, resolve_again(Reason, Reader)};
+noreply(#reader{verdict = {stop, {shutdown, stream_deleted} = Reason}, writer = Writer} = Reader) ->
+    ?LOG_NOTICE("stream ~ts has been deleted, its reader stops", [Reader#reader.stream]),
+    ok = rabbitmq_stream_s3_reconciler:ignore(Writer),
+    {stop, Reason, Reader}.
+
+finished(resolve, Result, Reader) -> resolved(Result, Reader);
+finished(reset, Result, Reader) -> reset(Result, Reader);
+finished(persist, Result, Reader) -> ?EFFECTS:persisted(Result, Reader);
+finished(group, Result, Reader) -> ?EFFECTS:grouped(Result, Reader).
+
+%%% Finding out where to start
+
+resolve(#reader{resolutions = 0} = Reader) ->
+    start_resolving(Reader).
+
+resolve_again(Reason, Reader0) ->
+    #reader{resolutions = N} = Reader = release(Reader0#reader{verdict = continue}),
+    Delay = ?TASKS:retry_delay(Reason, max(1, N)),
+    Reader#reader{resolve_timer = erlang:start_timer(Delay, self(), resolve)}.
+
+start_resolving(#reader{stream = StreamId, writer = Writer, resolutions = N, tasks = Tasks} = Reader) ->
+    Work = fun(Until) -> ?RESOLVE:resolve(StreamId, Writer, Until) end,
+    Timeout = rabbitmq_stream_s3_config:get(persist_timeout_ms),
+    Reader#reader{resolutions = N + 1, tasks = ?TASKS:start(resolve, Work, Timeout, Tasks)}.
+
+resolved({ok, Resolved}, #reader{stream = StreamId} = Reader0) ->
+    #{context := Context, epoch := Epoch, root := Root, manifest := Manifest} = Resolved,
+    count(manifests_resolved, Reader0),
+    ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Manifest),
+    Reader = Reader0#reader{context = Context, epoch = Epoch, root = Root, discarded = false},
+    begin_at(where_to_begin(Resolved), Manifest, Reader);
+resolved({error, Reason}, Reader) ->
+    count(manifest_resolution_failures, Reader),
+    not_resolved(Reason, Reader).
+
+not_resolved(Reason, #reader{problems = Problems} = Reader) ->
+    Reader#reader{
+        problems = rabbitmq_stream_s3_problems:failed(resolving, Reason, Problems),
+        verdict = {resolve, Reason}
+    }.
+
+where_to_begin(#{timeline := other, range := #{first := First}, manifest := Manifest}) when is_integer(First) ->
+    {remote_ahead, {Manifest#manifest.first_offset, Manifest#manifest.next_offset}, First};
+where_to_begin(#{manifest := Manifest, range := Range}) ->
+    rabbitmq_stream_s3_nif:compare_log(Manifest, Range).
+
+begin_at({fresh, At}, Manifest, Reader) ->
+    run(At, Manifest, Reader);
+begin_at({resume, At}, Manifest, Reader) ->
+    run(At, Manifest, Reader);
+begin_at({local_ahead, Discarded, At}, #manifest{revision = Revision}, Reader) ->
+    count(local_log_ahead_recoveries, Reader),
+    log_reset("retention has deleted what was not tiered yet", Discarded, At, Reader),
+    %% The old manifest stays published until the new one has a fragment: they are persisted together.
+    run(At, empty_manifest(At, Revision), Reader#reader{discarded = true});
+begin_at({remote_ahead, Discarded, At}, #manifest{revision = Revision}, #reader{stream = StreamId, tasks = Tasks} = Reader) ->
+    count(remote_tier_ahead_recoveries, Reader),
+    log_reset("it is not of the local log's timeline", Discarded, At, Reader),
+    #reader{epoch = Epoch} = Reader,
+    Empty = empty_manifest(At, Revision),
+    Work = fun(Until) -> {?RESOLVE:persist(StreamId, Epoch, Empty, Revision, Until), At, Empty} end,
+    Timeout = rabbitmq_stream_s3_config:get(persist_timeout_ms),
+    Reader#reader{phase = resetting, tasks = ?TASKS:start(reset, Work, Timeout, Tasks)};
+begin_at(wait_for_log, _Manifest, Reader) ->
+    not_resolved(empty_log, Reader).
+
+empty_manifest(At, Revision) ->
+    #manifest{first_offset = At, next_offset = At, revision = Revision}.
+
+log_reset(Why, {First, Next}, At, #reader{stream = StreamId}) ->
+    ?LOG_WARNING(
+        "stream ~ts: the remote tier of offsets ~b to ~b is discarded, because ~ts; tiering begins anew at offset ~b",
+        [StreamId, First, Next - 1, Why, At]
+    ).
+
+reset({{ok, Root, Revision}, At, Empty}, #reader{stream = StreamId} = Reader) ->
+    Manifest = Empty#manifest{revision = Revision},
+    ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Manifest),
+    run(At, Manifest, Reader#reader{root = Root});
+reset({{error, Reason}, _At, _Empty}, Reader) ->
+    not_resolved(Reason, Reader);
+reset({error, Reason}, Reader) ->
+    not_resolved(Reason, Reader).
+
+run(At, Manifest, #reader{context = Context, problems = Problems, waiters = Waiters} = Reader) ->
+    case ?DRAIN:open(Context, At) of
+        {ok, Drain} ->
+            self() ! drain,
+            Running = ?EFFECTS:start(Manifest, Reader#reader{
+                phase = running,
+                drain = Drain,
+                draining = true,
+                problems = lists:foldl(fun rabbitmq_stream_s3_problems:ended/2, Problems, [resolving, draining])
+            }),
+            lists:foldl(fun ?EFFECTS:await/2, Running, lists:sort(maps:keys(Waiters)));
+        {error, Reason} ->
+            not_resolved(Reason, Reader)
+    end.
+
+%%% Those who wait and those who look
+
+wait_for(Offset, From, Until, #reader{waiters = Waiters0, phase = Phase} = Reader) ->
+    %% The core keeps one entry for each offset until it is reached; here those leave whose callers have gone.
+    Now = erlang:monotonic_time(millisecond),
+    Waiters = maps:map(fun(_, Callers) -> [C || {_, U} = C <- Callers, U > Now] end, Waiters0),
+    case Waiters of
+        #{Offset := Callers} ->
+            Reader#reader{waiters = Waiters#{Offset := [{From, Until} | Callers]}};
+        #{} when Phase =:= running ->
+            ?EFFECTS:await(Offset, Reader#reader{waiters = Waiters#{Offset => [{From, Until}]}});
+        #{} ->
+            Reader#reader{waiters = Waiters#{Offset => [{From, Until}]}}
+    end.
+
+moment(infinity) -> infinity;
+moment(Timeout) -> erlang:monotonic_time(millisecond) + Timeout.
+
+status_map(#reader{stream = StreamId, phase = Phase, writer = Writer, epoch = Epoch, problems = Problems} = Reader) ->
+    maps:merge(running_status(Reader), #{
+        stream => StreamId,
+        state => Phase,
+        role => writer,
+        reader => self(),
+        writer => Writer,
+        epoch => Epoch,
+        remote => rabbitmq_stream_s3_manifest_cache:range(StreamId),
+        problems => rabbitmq_stream_s3_problems:list(Problems),
+        counters => rabbitmq_stream_s3_counters:get({stream, StreamId})
+    }).
+
+running_status(#reader{phase = running, core = Core, drain = Drain, transfers = Transfers, context = Context} = Reader) ->
+    #{bytes := BytesInTransfer, stalled := Stalled} = ?TRANSFERS:info(Transfers),
+    #{bytes := BytesInAssembly} = ?DRAIN:info(Drain),
+    CoreState = #{persisted_next_offset := Persisted} = rabbitmq_stream_s3_replica_reader_core:format_state(Core),
+    maps:merge(CoreState, maps:merge(local_status(Context, Persisted), #{
+        last_persist_timestamp_ms => maps:get(last_persist_ts, CoreState),
+        bytes_in_assembly => BytesInAssembly,
+        bytes_in_transfer => BytesInTransfer,
+        bytes_in_persist => Reader#reader.persisting_bytes,
+        upload_stalled_offset => stalled_offset(Stalled)
+    }));
+running_status(_Reader) ->
+    #{}.
+
+local_status(Context, Persisted) ->
+    case rabbitmq_stream_s3_log:range(Context) of
+        {ok, #{first := undefined}} -> #{local => empty, behind => 0};
+        {ok, #{first := First, next := Next}} -> #{local => {First, Next}, behind => max(0, Next - max(First, Persisted))};
+        {error, Reason} -> #{local => {error, Reason}}
+    end.
+
+stalled_offset({Offset, _Reason}) -> Offset;
+stalled_offset(none) -> none.
+
+count(Name, #reader{stream = StreamId}) ->
+    rabbitmq_stream_s3_counters:add({stream, StreamId}, Name).

@@ -1,0 +1,46 @@
+%% The state of a replica reader, shared by the two modules that make up its process:
+%% rabbitmq_stream_s3_replica_reader, which finds out where to start and answers others, and
+%% rabbitmq_stream_s3_replica_reader_effects, which runs the core.
+
+-record(reader, {
+    stream :: binary(),
+    writer :: pid(),
+    phase = resolving :: resolving | resetting | running,
+    %% What the process does when the message at hand is dealt with: go on, resolve anew because of something, or end.
+    verdict = continue :: continue | {resolve, Reason :: term()} | {stop, Reason :: term()},
+    problems :: rabbitmq_stream_s3_problems:state(),
+    tasks :: rabbitmq_stream_s3_replica_reader_tasks:state(),
+    transfers :: rabbitmq_stream_s3_replica_reader_transfers:state(),
+    %% Callers of await_offset by the offset they wait for, each with the moment (monotonic ms) at which it stops waiting.
+    waiters = #{} :: #{non_neg_integer() => [{gen_server:from(), infinity | integer()}]},
+    %% Whether the writer owes us a message.
+    listening = false :: boolean(),
+    %% How often resolving has begun since the last persist that succeeded.
+    resolutions = 0 :: non_neg_integer(),
+    resolve_timer = none :: none | reference(),
+
+    %% Known from the first resolution on.
+    context = none :: none | rabbitmq_stream_s3_log:context(),
+    epoch = none :: none | non_neg_integer(),
+    %% The root that is current as far as we know, and whether it is of a manifest that was discarded: then it leads to
+    %% objects that are to stay for a while, so it stays as well.
+    root = none :: none | rabbitmq_stream_s3_metadata:entry(),
+    discarded = false :: boolean(),
+
+    %% While running.
+    core = none :: none | rabbitmq_stream_s3_replica_reader_core:state(),
+    drain = none :: none | rabbitmq_stream_s3_replica_reader_drain:state(),
+    %% Whether a message of ours is under way that goes on draining, or draining waits for fragments in flight.
+    draining = false :: boolean(),
+    paused = false :: boolean(),
+    %% End offsets of fragments that have been cut and are not in the core's manifest yet, oldest first.
+    cut = queue:new() :: queue:queue(non_neg_integer()),
+    age_timer = none :: none | {reference(), Since :: integer()},
+    persist_timer = none :: none | reference(),
+    group_timer = none :: none | reference(),
+    %% Failures in a row, and the last cause.
+    persist_failures = {0, none} :: {non_neg_integer(), term()},
+    group_failures = {0, none} :: {non_neg_integer(), term()},
+    %% Data bytes that the persist under way will publish.
+    persisting_bytes = 0 :: non_neg_integer()
+}).

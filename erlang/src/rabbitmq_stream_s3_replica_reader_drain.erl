@@ -1,0 +1,111 @@
+%% @doc From the local log to fragments: reads headers of committed chunks and tells where a fragment ends.
+%%
+%% Works in turns of bounded length, so that the process that drains stays responsive. Bodies are not read here. A state
+%% belongs to the process that opened it, because the log's file does.
+-module(rabbitmq_stream_s3_replica_reader_drain).
+
+-export([open/2, turn/1, cut/1, close/1, next_offset/1, since/1, info/1]).
+-export_type([state/0]).
+
+%% Headers read in one turn: a fraction of a millisecond when they are in the page cache.
+-define(BATCH, 128).
+
+-type offset() :: non_neg_integer().
+-type meta() :: rabbitmq_stream_s3_fragment_assembly:meta().
+
+-record(state, {
+    reader :: rabbitmq_stream_s3_log:reader(),
+    target :: pos_integer(),
+    assembly :: rabbitmq_stream_s3_fragment_assembly:state(),
+    %% First offset of the assembly.
+    start :: offset(),
+    %% One more than the last offset of the assembly; equal to `start' while it is empty.
+    next :: offset(),
+    %% Chunks read behind a cut, oldest first.
+    rest = [] :: [rabbitmq_stream_s3_log:chunk()],
+    %% When the assembly got its first chunk, monotonic milliseconds.
+    since = none :: none | integer()
+}).
+-opaque state() :: #state{}.
+
+%% @doc Starts at a chunk, or at the end of the log.
+-spec open(rabbitmq_stream_s3_log:context(), offset()) -> {ok, state()} | {error, term()}.
+open(Context, Offset) ->
+    case rabbitmq_stream_s3_log:open(Context, Offset) of
+        {ok, Reader} ->
+            Target = rabbitmq_stream_s3_config:get(fragment_target_size),
+            Assembly = rabbitmq_stream_s3_fragment_assembly:new(Target, Offset),
+            {ok, #state{reader = Reader, target = Target, assembly = Assembly, start = Offset, next = Offset}};
+        {error, _} = Error ->
+            Error
+    end.
+
+restart(Offset, #state{target = Target} = State) ->
+    Assembly = rabbitmq_stream_s3_fragment_assembly:new(Target, Offset),
+    State#state{assembly = Assembly, start = Offset, next = Offset, since = none}.
+
+%% @doc One turn. `{cut, Meta, _}': a fragment has reached its size, and there may be more. `{more, _}': call again.
+%% `{end_of_log, _}': nothing committed is left. `gap': the log does not have the chunk that must come next.
+-spec turn(state()) ->
+    {cut, meta(), state()}
+    | {more, state()}
+    | {end_of_log, state()}
+    | {error, {gap, Expected :: offset(), Got :: offset()} | term(), state()}.
+turn(#state{rest = [], reader = Reader0} = State) ->
+    case rabbitmq_stream_s3_log:read(Reader0, ?BATCH) of
+        {Chunks, More, Reader} -> add(Chunks, More, State#state{reader = Reader});
+        {error, Reason} -> {error, Reason, State}
+    end;
+turn(#state{rest = Rest} = State) ->
+    add(Rest, more, State#state{rest = []}).
+
+add([], More, State) ->
+    {More, State};
+add(Chunks, More, #state{assembly = Assembly0, since = Since} = State0) ->
+    try rabbitmq_stream_s3_fragment_assembly:add_chunks(Chunks, Assembly0) of
+        {Assembly, Rest} ->
+            State = State0#state{assembly = Assembly, rest = Rest, since = started(Since)},
+            case rabbitmq_stream_s3_fragment_assembly:is_cut(Assembly) of
+                true -> cut(State);
+                false -> {More, State#state{next = end_of(lists:last(Chunks))}}
+            end
+    catch
+        error:{gap, Expected, Got} -> {error, {gap, Expected, Got}, State0}
+    end.
+
+started(none) -> erlang:monotonic_time(millisecond);
+started(Since) -> Since.
+
+end_of(#{chunk_id := ChunkId, num_records := NumRecords}) ->
+    ChunkId + NumRecords.
+
+%% @doc Ends the fragment here, if it has a chunk.
+-spec cut(state()) -> {cut, meta(), state()} | empty.
+cut(#state{since = none}) ->
+    empty;
+cut(#state{assembly = Assembly} = State) ->
+    #{next_offset := Next} = Meta = rabbitmq_stream_s3_fragment_assembly:metadata(Assembly),
+    {cut, Meta, restart(Next, State)}.
+
+%% @doc Closes the log's file.
+-spec close(state()) -> ok.
+close(#state{reader = Reader}) ->
+    rabbitmq_stream_s3_log:close(Reader).
+
+%% @doc Offset of the first chunk that has not been read, committed or not.
+-spec next_offset(state()) -> offset().
+next_offset(#state{reader = Reader}) ->
+    rabbitmq_stream_s3_log:next_offset(Reader).
+
+%% @doc When the fragment that is being assembled got its first chunk, in monotonic milliseconds.
+-spec since(state()) -> none | integer().
+since(#state{since = Since}) ->
+    Since.
+
+%% @doc The fragment that is being assembled: its half-open range, its bytes, and since when it has chunks (monotonic milliseconds).
+-spec info(state()) -> #{range := {offset(), offset()}, bytes := non_neg_integer(), since := none | integer()}.
+info(#state{start = Start, next = Next, since = none}) ->
+    #{range => {Start, Next}, bytes => 0, since => none};
+info(#state{start = Start, next = Next, since = Since, assembly = Assembly}) ->
+    #{size := Size} = rabbitmq_stream_s3_fragment_assembly:metadata(Assembly),
+    #{range => {Start, Next}, bytes => Size, since => Since}.

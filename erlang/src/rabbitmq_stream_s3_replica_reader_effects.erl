@@ -1,0 +1,336 @@
+%% @doc Runs the core of a replica reader: turns what happens into its events, and performs its effects. Part of the reader's
+%% process; every function takes the reader's state and returns the next one.
+-module(rabbitmq_stream_s3_replica_reader_effects).
+
+-include("rabbitmq_stream_s3.hrl").
+-include("rabbitmq_stream_s3_replica_reader.hrl").
+
+-export([start/2, drain/1, force_cut/1, too_old/1, tick/1, await/2]).
+-export([transferred/2, persisted/2, grouped/2, upload_group/3]).
+
+-define(CORE, rabbitmq_stream_s3_replica_reader_core).
+-define(DRAIN, rabbitmq_stream_s3_replica_reader_drain).
+-define(TASKS, rabbitmq_stream_s3_replica_reader_tasks).
+-define(TRANSFERS, rabbitmq_stream_s3_replica_reader_transfers).
+
+%% Turns of the drain that a forced cut takes first: so all that had been committed before the call is in the fragment,
+%% unless the reader is far behind.
+-define(FORCE_CUT_TURNS, 16).
+%% A failure that passes with the next attempts is not worth a line in the log.
+-define(WORTH_TELLING, 3).
+
+-type reader() :: #reader{}.
+
+%% --- events ----------------------------------------------------------------------------------------------------------
+
+%% @doc Starts the core from a manifest that the metadata store has, or that takes its place with the next persist.
+-spec start(#manifest{}, reader()) -> reader().
+start(Manifest, #reader{stream = StreamId, epoch = Epoch, context = #{dir := Dir, reference := Reference}} = Reader) ->
+    Opts = #{
+        stream => StreamId,
+        dir => Dir,
+        epoch => Epoch,
+        reference => Reference,
+        persist_threshold => rabbitmq_stream_s3_config:get(persist_threshold),
+        persist_interval_ms => rabbitmq_stream_s3_config:get(persist_interval_ms),
+        rebalance_threshold => rabbitmq_stream_s3_config:get(rebalance_threshold)
+    },
+    perform_all(?CORE:init(Manifest, Opts), Reader).
+
+%% @doc One turn of the drain. Goes on by a message to itself, so that other messages have their turn, too.
+-spec drain(reader()) -> reader().
+drain(#reader{drain = Drain} = Reader) ->
+    case has_room(Reader) of
+        false ->
+            Reader#reader{paused = true};
+        true ->
+            case ?DRAIN:turn(Drain) of
+                {cut, Meta, Next} -> go_on(cut(Meta, Reader#reader{drain = Next}));
+                {more, Next} -> go_on(watch_age(Reader#reader{drain = Next}));
+                {end_of_log, Next} -> end_of_log(watch_age(Reader#reader{drain = Next}));
+                {error, Reason, Next} -> drain_failed(Reason, Reader#reader{drain = Next})
+            end
+    end.
+
+has_room(#reader{cut = Cut}) ->
+    queue:len(Cut) < rabbitmq_stream_s3_config:get(max_in_flight_fragments).
+
+go_on(#reader{draining = true} = Reader) ->
+    Reader;
+go_on(Reader) ->
+    self() ! drain,
+    Reader#reader{draining = true}.
+
+end_of_log(#reader{listening = true} = Reader) ->
+    Reader;
+end_of_log(#reader{writer = Writer, drain = Drain} = Reader) ->
+    ok = rabbitmq_stream_s3_log:listen(Writer, ?DRAIN:next_offset(Drain)),
+    %% And look again: a commit that came before the writer knew of us is announced to nobody.
+    go_on(Reader#reader{listening = true}).
+
+drain_failed(Reason, #reader{problems = Problems} = Reader) ->
+    Reader#reader{
+        problems = rabbitmq_stream_s3_problems:failed(draining, Reason, Problems),
+        verdict = {resolve, Reason}
+    }.
+
+cut(#{next_offset := Next, size := Size} = Meta, #reader{core = Core0, cut = Cut} = Reader) ->
+    count(bytes_drained_total, Size, Reader),
+    {Core, _Ref, Effects} = ?CORE:fragment_cut(Meta, Core0),
+    perform_all({Core, Effects}, watch_age(Reader#reader{cut = queue:in(Next, Cut)})).
+
+%% @doc Drains what is committed by now, within bounds, and ends the fragment there.
+-spec force_cut(reader()) -> {ok | {error, empty}, reader()}.
+force_cut(Reader) ->
+    force_cut(?FORCE_CUT_TURNS, {error, empty}, Reader).
+
+force_cut(Turns, Result, #reader{drain = Drain} = Reader) when Turns > 0 ->
+    case has_room(Reader) andalso ?DRAIN:turn(Drain) of
+        false -> force_cut(0, Result, Reader);
+        {cut, Meta, Next} -> force_cut(Turns - 1, ok, cut(Meta, Reader#reader{drain = Next}));
+        {more, Next} -> force_cut(Turns - 1, Result, Reader#reader{drain = Next});
+        {end_of_log, Next} -> force_cut(0, Result, Reader#reader{drain = Next});
+        {error, Reason, Next} -> {Result, drain_failed(Reason, Reader#reader{drain = Next})}
+    end;
+force_cut(0, Result, #reader{drain = Drain} = Reader) ->
+    case ?DRAIN:cut(Drain) of
+        {cut, Meta, Next} -> {ok, go_on(cut(Meta, Reader#reader{drain = Next}))};
+        empty -> {Result, go_on(Reader)}
+    end.
+
+%% @doc The fragment that is being assembled has reached the age at which it is cut.
+-spec too_old(reader()) -> reader().
+too_old(#reader{drain = Drain} = Reader) ->
+    case has_room(Reader) andalso ?DRAIN:cut(Drain) of
+        {cut, Meta, Next} -> cut(Meta, Reader#reader{drain = Next});
+        empty -> Reader;
+        %% The next turn sets the timer anew, with nothing left to wait.
+        false -> Reader#reader{paused = true}
+    end.
+
+watch_age(#reader{drain = Drain, age_timer = Timer} = Reader) ->
+    case {?DRAIN:since(Drain), Timer} of
+        {Since, {_, Since}} -> Reader;
+        {Since, {Ref, _}} -> watch_age(Since, stop_age_timer(Ref, Reader));
+        {Since, none} -> watch_age(Since, Reader)
+    end.
+
+watch_age(none, Reader) ->
+    Reader;
+watch_age(Since, Reader) ->
+    case rabbitmq_stream_s3_config:get(fragment_max_age_ms) of
+        infinity ->
+            Reader;
+        MaxAge ->
+            Left = max(0, Since + MaxAge - now_monotonic()),
+            Reader#reader{age_timer = {erlang:start_timer(Left, self(), age), Since}}
+    end.
+
+stop_age_timer(Ref, Reader) ->
+    _ = erlang:cancel_timer(Ref),
+    Reader#reader{age_timer = none}.
+
+%% @doc What became of an upload.
+-spec transferred(?TRANSFERS:outcome(), reader()) -> reader().
+transferred(none, Reader) ->
+    Reader;
+transferred({stored, Ref, Uid, #{size := Size}, _Failures}, #reader{core = Core, transfers = Transfers} = Reader0) ->
+    count(transfers_completed, 1, Reader0),
+    count(bytes_transferred, Size, Reader0),
+    Reader =
+        case ?TRANSFERS:info(Transfers) of
+            #{stalled := none} -> ended(uploading, Reader0);
+            #{stalled := _} -> Reader0
+        end,
+    resume(applied(perform_all(?CORE:transfer_complete(Ref, Uid, Core), Reader)));
+transferred({failed, Ref, Reason, _Meta, Failures}, #reader{core = Core} = Reader0) ->
+    Reader = upload_failed(Reason, Failures, Reader0),
+    case is_out_of_reach(Reason, Reader) of
+        false -> perform_all(?CORE:transfer_failed(Ref, Reason, Core), Reader);
+        {true, Gap} -> Reader#reader{verdict = {resolve, Gap}}
+    end.
+
+upload_failed(Reason, Failures, #reader{problems = Problems} = Reader) ->
+    Class = rabbitmq_stream_s3_nif:error_class(Reason),
+    count(transfers_failed, 1, Reader),
+    count(transfer_retries, 1, Reader),
+    _ = Class =:= permanent andalso count(nontransient_transfer_retries, 1, Reader),
+    _ = is_tuple(Reason) andalso element(1, Reason) =:= corrupt_chunk andalso count(corrupt_chunks, 1, Reader),
+    case Class =:= permanent orelse Failures >= ?WORTH_TELLING of
+        true -> Reader#reader{problems = rabbitmq_stream_s3_problems:failed(uploading, Reason, Problems)};
+        false -> Reader
+    end.
+
+%% Retention of the local log may delete a segment before it is uploaded. Only when the oldest missing chunk is gone is it given up.
+is_out_of_reach({open_failed, _File, enoent}, #reader{core = Core, context = Context}) ->
+    #{manifest_next_offset := Next} = ?CORE:format_state(Core),
+    case rabbitmq_stream_s3_log:range(Context) of
+        {ok, #{first := First}} when is_integer(First), First > Next -> {true, {gap, Next, First}};
+        _ -> false
+    end;
+is_out_of_reach(_Reason, _Reader) ->
+    false.
+
+%% Fragments that the core has in its manifest are not in flight any more. Those that wait behind a missing one are.
+applied(#reader{core = Core, cut = Cut} = Reader) ->
+    #{manifest_next_offset := Next} = ?CORE:format_state(Core),
+    Reader#reader{cut = drop_until(Next, Cut)}.
+
+drop_until(Next, Cut) ->
+    case queue:peek(Cut) of
+        {value, End} when End =< Next -> drop_until(Next, queue:drop(Cut));
+        _ -> Cut
+    end.
+
+resume(#reader{paused = true} = Reader) ->
+    case has_room(Reader) of
+        true -> go_on(Reader#reader{paused = false});
+        false -> Reader
+    end;
+resume(Reader) ->
+    Reader.
+
+%% @doc What became of a persist.
+-spec persisted({ok, rabbitmq_stream_s3_metadata:entry(), pos_integer()} | {error, term()}, reader()) -> reader().
+persisted({ok, Root, Revision}, #reader{core = Core, root = Old, discarded = Discarded, persisting_bytes = Bytes} = Reader0) ->
+    count(persists_completed, 1, Reader0),
+    count(bytes_persisted_total, Bytes, Reader0),
+    Reader = perform_all(?CORE:persist_complete(Revision, Core), ended(persisting, Reader0#reader{
+        root = Root,
+        discarded = false,
+        resolutions = 0,
+        persist_failures = {0, none},
+        persisting_bytes = 0
+    })),
+    %% Last, when everybody has been told of the new one.
+    _ = Discarded orelse delete_root(Old, Reader),
+    Reader;
+persisted({error, conflict}, #reader{core = Core} = Reader) ->
+    count(persist_conflicts, 1, Reader),
+    perform_all(?CORE:persist_failed(conflict, Core), Reader);
+persisted({error, not_found}, #reader{core = Core} = Reader) ->
+    perform_all(?CORE:persist_failed(not_found, Core), Reader);
+persisted({error, Reason}, #reader{core = Core, problems = Problems, persist_failures = {N, _}} = Reader) ->
+    count(persists_failed, 1, Reader),
+    perform_all(?CORE:persist_failed(Reason, Core), Reader#reader{
+        problems = rabbitmq_stream_s3_problems:failed(persisting, Reason, Problems),
+        persist_failures = {N + 1, Reason}
+    }).
+
+delete_root(none, _Reader) ->
+    ok;
+delete_root({Uid, Epoch}, #reader{stream = StreamId}) ->
+    rabbitmq_stream_s3_store:delete_async([rabbitmq_stream_s3_store:root_key(StreamId, Epoch, Uid)]).
+
+%% @doc What became of the upload of a group.
+-spec grouped({Kind :: 1..3, {ok, non_neg_integer()} | {error, term()}} | {error, term()}, reader()) -> reader().
+grouped({Kind, {ok, Uid}}, #reader{core = Core} = Reader) ->
+    count(group_counter(Kind), 1, Reader),
+    perform_all(?CORE:group_upload_complete(Uid, Core), ended(grouping, Reader#reader{group_failures = {0, none}}));
+grouped({Kind, {error, {_, #{reason := Reason}} = Error}}, Reader) when is_integer(Kind) ->
+    group_failed(Reason, {store, Error}, Reader);
+grouped({error, Reason}, Reader) ->
+    group_failed(Reason, Reason, Reader).
+
+group_failed(Reason, Cause, #reader{core = Core, problems = Problems, group_failures = {N, _}} = Reader) ->
+    perform_all(?CORE:group_upload_failed(Reason, Core), Reader#reader{
+        problems = rabbitmq_stream_s3_problems:failed(grouping, Cause, Problems),
+        group_failures = {N + 1, Reason}
+    }).
+
+group_counter(?MANIFEST_KIND_GROUP) -> groups_created;
+group_counter(?MANIFEST_KIND_KILO_GROUP) -> kilo_groups_created;
+group_counter(?MANIFEST_KIND_MEGA_GROUP) -> mega_groups_created.
+
+%% @doc The persist timer has run out.
+-spec tick(reader()) -> reader().
+tick(#reader{core = Core} = Reader0) ->
+    Reader = perform_all(?CORE:tick(erlang:system_time(millisecond), Core), Reader0),
+    case ?CORE:format_state(Reader#reader.core) of
+        #{since_persist := Waiting, persist_in_flight := false} when Waiting > 0 ->
+            arm_persist_timer(rabbitmq_stream_s3_config:get(persist_interval_ms), Reader);
+        #{} ->
+            Reader
+    end.
+
+%% @doc Somebody waits for an offset. Of those that wait for the same one the core knows one.
+-spec await(non_neg_integer(), reader()) -> reader().
+await(Offset, #reader{core = Core} = Reader) ->
+    perform_all(?CORE:await_offset(Offset, Offset, Core), Reader).
+
+%% --- effects ---------------------------------------------------------------------------------------------------------
+
+perform_all({Core, Effects}, Reader) ->
+    lists:foldl(fun perform/2, Reader#reader{core = Core}, Effects).
+
+%% No clause for anything else: an effect that nobody performs must crash this process, which is then started anew from what
+%% is persisted. Dropped in silence, it would stall the stream.
+perform({submit_transfer, Ref, _Stream, Dir, Meta}, #reader{transfers = Transfers} = Reader) ->
+    Reader#reader{transfers = ?TRANSFERS:submit(Ref, Dir, Meta, Transfers)};
+perform({resubmit_transfer, Ref, _Stream, Dir, Meta}, #reader{transfers = Transfers} = Reader) ->
+    Reader#reader{transfers = ?TRANSFERS:retry(Ref, Dir, Meta, Transfers)};
+perform({resubmit_transfer_delayed, Ref, _Stream, Dir, Meta, _Reason}, #reader{transfers = Transfers} = Reader) ->
+    %% The delay follows from the reason, which the transfers know.
+    Reader#reader{transfers = ?TRANSFERS:retry(Ref, Dir, Meta, Transfers)};
+perform({start_persist, Manifest, Epoch, _Reference, Expected, Edits}, #reader{stream = StreamId, tasks = Tasks} = Reader) ->
+    Work = fun(Until) -> rabbitmq_stream_s3_replica_reader_resolve:persist(StreamId, Epoch, Manifest, Expected, Until) end,
+    Reader#reader{
+        tasks = ?TASKS:start(persist, Work, rabbitmq_stream_s3_config:get(persist_timeout_ms), Tasks),
+        persisting_bytes = lists:sum([Size || #edit{size = Size} <- Edits, Size > 0])
+    };
+perform({start_persist_timer, Ms}, #reader{persist_failures = {0, _}} = Reader) ->
+    arm_persist_timer(Ms, Reader);
+perform({start_persist_timer, Ms}, #reader{persist_failures = {Failures, Reason}} = Reader) ->
+    arm_persist_timer(max(Ms, ?TASKS:retry_delay(Reason, Failures)), Reader);
+perform(cancel_persist_timer, #reader{persist_timer = none} = Reader) ->
+    Reader;
+perform(cancel_persist_timer, #reader{persist_timer = Timer} = Reader) ->
+    _ = erlang:cancel_timer(Timer),
+    Reader#reader{persist_timer = none};
+perform({upload_group, _Stream, Kind, Entries, _Pos, _Len}, #reader{group_failures = {0, _}} = Reader) ->
+    upload_group(Kind, Entries, Reader);
+perform({upload_group, _Stream, Kind, Entries, _Pos, _Len}, #reader{group_failures = {Failures, Reason}} = Reader) ->
+    Delay = ?TASKS:retry_delay(Reason, Failures),
+    Reader#reader{group_timer = erlang:start_timer(Delay, self(), {group, Kind, Entries})};
+perform({update_range, First, Next}, #reader{stream = StreamId, core = Core} = Reader) ->
+    #manifest{first_offset = First, next_offset = Next} = Manifest = ?CORE:persisted_manifest(Core),
+    ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Manifest),
+    Reader;
+perform({broadcast, _Stream, _Edits}, Reader) ->
+    %% The writer's node is the only one that keeps a manifest; who else wants it resolves it.
+    Reader;
+perform({evaluate_retention, _Stream, _Dir}, Reader) ->
+    %% The local log is left to osiris' own policy, and nothing limits the remote tier: the configuration admits nothing else.
+    Reader;
+perform({reply_waiters, Replies}, Reader) ->
+    lists:foldl(fun reply/2, Reader, Replies);
+perform(reinitialize, Reader) ->
+    Reader#reader{verdict = {resolve, conflict}};
+perform(stop, Reader) ->
+    Reader#reader{verdict = {stop, {shutdown, stream_deleted}}}.
+
+%% @doc Starts the upload of a group.
+-spec upload_group(Kind :: 1..3, Entries :: binary(), reader()) -> reader().
+upload_group(Kind, Entries, #reader{stream = StreamId, tasks = Tasks} = Reader) ->
+    Timeout = rabbitmq_stream_s3_config:get(persist_timeout_ms),
+    Work = fun(_Until) -> {Kind, rabbitmq_stream_s3_store:put_group(StreamId, Kind, Entries, Timeout)} end,
+    Reader#reader{group_timer = none, tasks = ?TASKS:start(group, Work, Timeout, Tasks)}.
+
+arm_persist_timer(Ms, #reader{persist_timer = none} = Reader) ->
+    Reader#reader{persist_timer = erlang:start_timer(Ms, self(), persist)};
+arm_persist_timer(_Ms, Reader) ->
+    Reader.
+
+reply({Offset, Reply}, #reader{waiters = Waiters} = Reader) ->
+    {Callers, Rest} = maps:take(Offset, Waiters),
+    lists:foreach(fun({From, _Until}) -> gen_server:reply(From, Reply) end, lists:reverse(Callers)),
+    Reader#reader{waiters = Rest}.
+
+ended(Doing, #reader{problems = Problems} = Reader) ->
+    Reader#reader{problems = rabbitmq_stream_s3_problems:ended(Doing, Problems)}.
+
+count(Name, N, #reader{stream = StreamId}) ->
+    rabbitmq_stream_s3_counters:add({stream, StreamId}, Name, N).
+
+now_monotonic() ->
+    erlang:monotonic_time(millisecond).

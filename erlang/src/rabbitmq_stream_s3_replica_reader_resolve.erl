@@ -1,0 +1,168 @@
+%% @doc What a reader finds out before it reads, and how it makes a root current: the blocking work of its tasks. Each
+%% function takes the moment (monotonic milliseconds) at which the caller loses interest.
+-module(rabbitmq_stream_s3_replica_reader_resolve).
+
+%% On by default from OTP 27 on.
+-feature(maybe_expr, enable).
+
+-include("rabbitmq_stream_s3.hrl").
+
+-export([resolve/3, persist/5]).
+-export_type([resolved/0]).
+
+-define(CHUNK_HEADER_SIZE, 48).
+-define(OBJECT_HEADER_SIZE, 8).
+%% How long one attempt to write to the metadata store may take: an election is over by then.
+-define(METADATA_ATTEMPT_MS, 10000).
+
+-type stream_id() :: binary().
+-type moment() :: integer().
+-type entry() :: rabbitmq_stream_s3_metadata:entry().
+-type resolved() :: #{
+    context := rabbitmq_stream_s3_log:context(),
+    epoch := non_neg_integer(),
+    %% With the revision of the metadata store.
+    manifest := #manifest{},
+    %% Which root object it came from.
+    root := entry() | none,
+    %% Of the local log, taken after the manifest.
+    range := rabbitmq_stream_s3_log:range(),
+    %% Whether the newest tiered chunk is the local log's. `unknown' where the local log does not have it, or nothing is tiered.
+    timeline := same | other | unknown
+}.
+
+%% @doc Anchors the stream, then reads its persisted manifest and compares it with the local log. `{fenced, Epoch}': a writer
+%% of a later epoch has been there. At most one write, one read of the metadata store, and a handful of requests.
+-spec resolve(stream_id(), Writer :: pid(), moment()) -> {ok, resolved()} | {error, {fenced, non_neg_integer()} | term()}.
+resolve(StreamId, Writer, Until) ->
+    maybe
+        {ok, #{reference := Reference} = Context} ?= rabbitmq_stream_s3_log:context(Writer, left(Until)),
+        {ok, Epoch} ?= rabbitmq_stream_s3_log:epoch(Context),
+        ok ?= anchored(rabbitmq_stream_s3_metadata:anchor(StreamId, Reference, left(Until))),
+        {ok, Root, Manifest} ?= manifest(StreamId, Epoch, Until),
+        {ok, Timeline} ?= timeline(StreamId, Context, Manifest, Until),
+        {ok, Range} ?= rabbitmq_stream_s3_log:range(Context),
+        {ok, #{
+            context => Context,
+            epoch => Epoch,
+            manifest => Manifest,
+            root => Root,
+            range => Range,
+            timeline => Timeline
+        }}
+    end.
+
+anchored(ok) -> ok;
+anchored({error, not_found}) -> {error, no_queue};
+anchored({error, Reason}) -> {error, {metadata, Reason}}.
+
+manifest(StreamId, Epoch, Until) ->
+    case rabbitmq_stream_s3_metadata:get(StreamId, left(Until)) of
+        {ok, {_Uid, Later}, _Revision} when Later > Epoch ->
+            {error, {fenced, Later}};
+        {ok, {Uid, OfEpoch} = Root, Revision} ->
+            case cached(StreamId, Revision) of
+                {ok, Manifest} ->
+                    {ok, Root, Manifest};
+                none ->
+                    case rabbitmq_stream_s3_store:get_root(StreamId, OfEpoch, Uid, left(Until)) of
+                        {ok, Manifest} -> {ok, Root, Manifest#manifest{revision = Revision}};
+                        %% Also when it is not there: somebody may have replaced it just now. Never an empty manifest.
+                        {error, Error} -> {error, {store, Error}}
+                    end
+            end;
+        {error, not_found} ->
+            {ok, none, #manifest{}};
+        {error, Reason} ->
+            {error, {metadata, Reason}}
+    end.
+
+cached(StreamId, Revision) ->
+    case rabbitmq_stream_s3_manifest_cache:get(StreamId) of
+        {resolved, Manifest, Revision} -> {ok, Manifest};
+        _ -> none
+    end.
+
+%% --- timeline --------------------------------------------------------------------------------------------------------
+
+%% Offsets alone do not tell: a log that was lost and written anew has the same ones.
+timeline(_StreamId, _Context, #manifest{entries = <<>>}, _Until) ->
+    {ok, unknown};
+timeline(StreamId, Context, #manifest{entries = Entries}, Until) ->
+    maybe
+        {ok, Key} ?= newest_fragment(StreamId, Entries, Until),
+        {ok, #{body := <<ChunkId:64, _Timestamp:64/signed, Position:32>>}} ?=
+            read(Key, {last, ?INDEX_RECORD_B}, Until),
+        Start = ?OBJECT_HEADER_SIZE + Position,
+        {ok, #{body := Header}} ?= read(Key, {Start, Start + ?CHUNK_HEADER_SIZE}, Until),
+        {ok, Tiered} ?= chunk_header(ChunkId, Header),
+        same_chunk(Tiered, rabbitmq_stream_s3_log:header(Context, ChunkId))
+    end.
+
+newest_fragment(StreamId, Entries, Until) ->
+    case binary:part(Entries, byte_size(Entries), -?ENTRY_B) of
+        ?ENTRY(Offset, _, _, ?MANIFEST_KIND_FRAGMENT, _, Uid) ->
+            {ok, rabbitmq_stream_s3_store:fragment_key(StreamId, Offset, Uid)};
+        ?ENTRY(Offset, _, _, Kind, _, Uid) ->
+            case rabbitmq_stream_s3_store:get_group(StreamId, Kind, Offset, Uid, left(Until)) of
+                {ok, Inner} -> newest_fragment(StreamId, Inner, Until);
+                {error, Error} -> {error, {store, Error}}
+            end
+    end.
+
+read(Key, Part, Until) ->
+    case rabbitmq_stream_s3_store:get(Key, Part, left(Until)) of
+        {ok, _} = Ok -> Ok;
+        {error, Error} -> {error, {store, Error}}
+    end.
+
+%% Magic and version, type, entries, records, timestamp, epoch, chunk id, checksum; sizes follow.
+chunk_header(ChunkId, <<5:4, 0:4, _:8, _:16, _:32, _:64, Epoch:64, ChunkId:64, Crc:32, _/binary>>) ->
+    {ok, #{epoch => Epoch, crc => Crc}};
+chunk_header(ChunkId, _Header) ->
+    {error, {corrupt_chunk, ChunkId}}.
+
+same_chunk(Tiered, {ok, Tiered}) -> {ok, same};
+same_chunk(_Tiered, {ok, _Other}) -> {ok, other};
+same_chunk(_Tiered, other_chunk) -> {ok, other};
+same_chunk(_Tiered, not_there) -> {ok, unknown};
+same_chunk(_Tiered, {error, _} = Error) -> Error.
+
+%% --- persist ---------------------------------------------------------------------------------------------------------
+
+%% @doc Stores the manifest's root and makes it the current one, if the revision is still the expected one. A root that
+%% lost is deleted; one of which it is not known whether it won is left alone. Any other error comes with its cause.
+-spec persist(stream_id(), Epoch :: non_neg_integer(), #manifest{}, Expected :: non_neg_integer(), moment()) ->
+    {ok, entry(), Revision :: pos_integer()} | {error, conflict | not_found | {store | metadata, term()}}.
+persist(StreamId, Epoch, Manifest, Expected, Until) ->
+    case rabbitmq_stream_s3_store:put_root(StreamId, Epoch, Manifest, left(Until)) of
+        {ok, Uid} ->
+            ok = rabbitmq_stream_s3_counters:add({stream, StreamId}, roots_created),
+            make_current(StreamId, {Uid, Epoch}, Expected, Until);
+        {error, Error} ->
+            {error, {store, Error}}
+    end.
+
+make_current(StreamId, {Uid, Epoch} = Entry, Expected, Until) ->
+    Left = left(Until),
+    case rabbitmq_stream_s3_metadata:put(StreamId, Entry, Expected, min(Left, ?METADATA_ATTEMPT_MS)) of
+        {ok, _Old, Revision} when Revision > Expected ->
+            {ok, Entry, Revision};
+        {ok, _Old, Revision} ->
+            %% The store does not count a write of what it holds already: this uid was drawn twice in a row.
+            {error, {metadata, {unchanged, Revision}}};
+        {error, {conflict, _Stored}} ->
+            %% Revisions only grow, so no attempt of ours can win any more.
+            ok = rabbitmq_stream_s3_store:delete_async([rabbitmq_stream_s3_store:root_key(StreamId, Epoch, Uid)]),
+            {error, conflict};
+        {error, not_found} ->
+            {error, not_found};
+        {error, timeout} when Left > ?METADATA_ATTEMPT_MS ->
+            %% It may have won. With the same entry the next attempt recognises itself.
+            make_current(StreamId, Entry, Expected, Until);
+        {error, Reason} ->
+            {error, {metadata, Reason}}
+    end.
+
+left(Until) ->
+    max(0, Until - erlang:monotonic_time(millisecond)).

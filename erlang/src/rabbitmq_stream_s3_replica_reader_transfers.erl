@@ -1,0 +1,178 @@
+%% @doc The uploads of one stream: which attempt belongs to which fragment, when an attempt is given up, and when the next
+%% one starts.
+%%
+%% The core knows a fragment by its Ref. Towards the governor each attempt has a ref of its own, so that an answer tells
+%% which attempt it is of. The limit of an attempt runs from its admission, because waiting for a turn is no stall.
+%%
+%% A state belongs to one reader process: messages come to it, and {@link handle/2} says whether they are of this module.
+-module(rabbitmq_stream_s3_replica_reader_transfers).
+
+-export([new/1, submit/4, retry/4, handle/2, cancel_all/1, info/1]).
+-export_type([state/0, outcome/0]).
+
+%% A deadline of this size holds for fragments up to 64 MiB, and grows in proportion beyond.
+-define(DEADLINE_UNIT, 67108864).
+
+-type core_ref() :: term().
+-type attempt() :: reference().
+-type meta() :: rabbitmq_stream_s3_fragment_assembly:meta().
+
+-record(fragment, {
+    dir :: file:filename_all(),
+    meta :: meta(),
+    %% How many attempts have failed.
+    failures = 0 :: non_neg_integer(),
+    %% The last failure.
+    cause = none :: none | term(),
+    %% The newest attempt; none while the next one waits for its time.
+    current = none :: none | attempt(),
+    admitted = false :: boolean(),
+    %% Until the newest attempt is given up, or until the next one starts.
+    timer = none :: none | reference()
+}).
+-record(state, {
+    stream :: binary(),
+    fragments = #{} :: #{core_ref() => #fragment{}},
+    %% All attempts whose result may still be of use, the given-up ones among them.
+    attempts = #{} :: #{attempt() => core_ref()}
+}).
+-opaque state() :: #state{}.
+%% The last one: the message is not of this module.
+-type outcome() ::
+    none
+    | {stored, core_ref(), Uid :: 0..16#FFFFFFFF, meta(), Failures :: non_neg_integer()}
+    | {failed, core_ref(), Reason :: term(), meta(), Failures :: pos_integer()}
+    | not_mine.
+
+%% @doc No uploads.
+-spec new(StreamId :: binary()) -> state().
+new(StreamId) ->
+    #state{stream = StreamId}.
+
+%% @doc Submits the first attempt for a fragment.
+-spec submit(core_ref(), file:filename_all(), meta(), state()) -> state().
+submit(CoreRef, Dir, Meta, State) ->
+    attempt(CoreRef, #fragment{dir = Dir, meta = Meta}, State).
+
+%% @doc Submits another attempt after a failed one, as soon as the failure allows: the delay grows with the number of failures.
+-spec retry(core_ref(), file:filename_all(), meta(), state()) -> state().
+retry(CoreRef, Dir, Meta, #state{fragments = Fragments} = State) ->
+    #{CoreRef := #fragment{failures = Failures, cause = Reason} = Fragment0} = Fragments,
+    Fragment = Fragment0#fragment{dir = Dir, meta = Meta},
+    case rabbitmq_stream_s3_replica_reader_tasks:retry_delay(Reason, Failures) of
+        0 ->
+            attempt(CoreRef, Fragment, State);
+        Delay ->
+            Timer = erlang:start_timer(Delay, self(), {next_attempt, CoreRef}),
+            keep(CoreRef, Fragment#fragment{timer = Timer}, State)
+    end.
+
+attempt(CoreRef, #fragment{dir = Dir, meta = Meta} = Fragment, #state{stream = StreamId, attempts = Attempts} = State) ->
+    Attempt = make_ref(),
+    Work = {fragment, rabbitmq_stream_s3_store:handle(), StreamId, Dir, Meta},
+    ok = rabbitmq_stream_s3_governor:submit(Work, maps:get(size, Meta), self(), Attempt),
+    keep(
+        CoreRef,
+        Fragment#fragment{current = Attempt, admitted = false, timer = none},
+        State#state{attempts = Attempts#{Attempt => CoreRef}}
+    ).
+
+%% @doc Takes a message of the governor or of one of the timers here.
+-spec handle(term(), state()) -> {outcome(), state()}.
+handle({transfer_admitted, Attempt}, #state{attempts = Attempts} = State) ->
+    case Attempts of
+        #{Attempt := CoreRef} -> {none, admitted(Attempt, CoreRef, State)};
+        #{} -> {none, State}
+    end;
+handle({transfer_result, Attempt, Result}, #state{attempts = Attempts} = State0) ->
+    case maps:take(Attempt, Attempts) of
+        {CoreRef, Rest} -> result(Result, Attempt, CoreRef, State0#state{attempts = Rest});
+        error -> {none, State0}
+    end;
+handle({timeout, Timer, {deadline, CoreRef}}, State) ->
+    case State#state.fragments of
+        #{CoreRef := #fragment{timer = Timer, current = Attempt} = Fragment} ->
+            %% It stays in `attempts': if it did succeed, that counts.
+            ok = cancel([Attempt]),
+            failed(timeout, CoreRef, Fragment, State);
+        #{} ->
+            {none, State}
+    end;
+handle({timeout, Timer, {next_attempt, CoreRef}}, State) ->
+    case State#state.fragments of
+        #{CoreRef := #fragment{timer = Timer} = Fragment} -> {none, attempt(CoreRef, Fragment, State)};
+        #{} -> {none, State}
+    end;
+handle(_Message, State) ->
+    {not_mine, State}.
+
+admitted(Attempt, CoreRef, #state{fragments = Fragments} = State) ->
+    case Fragments of
+        #{CoreRef := #fragment{current = Attempt, admitted = false, meta = #{size := Size}} = Fragment} ->
+            Limit = rabbitmq_stream_s3_config:get(transfer_deadline_ms),
+            Ms = max(Limit, ceil(Limit * Size / ?DEADLINE_UNIT)),
+            Timer = erlang:start_timer(min(Ms, 16#FFFFFFFF), self(), {deadline, CoreRef}),
+            keep(CoreRef, Fragment#fragment{admitted = true, timer = Timer}, State);
+        #{} ->
+            State
+    end.
+
+result({ok, Uid}, _Attempt, CoreRef, State0) ->
+    #{CoreRef := #fragment{meta = Meta, failures = Failures} = Fragment} = State0#state.fragments,
+    {{stored, CoreRef, Uid, Meta, Failures}, drop(CoreRef, Fragment, State0)};
+result({error, Reason}, Attempt, CoreRef, State) ->
+    case State#state.fragments of
+        #{CoreRef := #fragment{current = Attempt} = Fragment} -> failed(Reason, CoreRef, Fragment, State);
+        %% Of an attempt that was given up only success counts.
+        #{} -> {none, State}
+    end.
+
+failed(Reason, CoreRef, #fragment{failures = Failures, meta = Meta} = Fragment, State) ->
+    ok = stop_timer(Fragment),
+    Failed = Fragment#fragment{failures = Failures + 1, cause = Reason, current = none, admitted = false, timer = none},
+    {{failed, CoreRef, Reason, Meta, Failures + 1}, keep(CoreRef, Failed, State)}.
+
+%% The fragment is durable, so all its other attempts are superfluous.
+drop(CoreRef, Fragment, #state{fragments = Fragments, attempts = Attempts} = State) ->
+    ok = stop_timer(Fragment),
+    {Others, Rest} = lists:partition(fun({_, Ref}) -> Ref =:= CoreRef end, maps:to_list(Attempts)),
+    ok = cancel([Attempt || {Attempt, _} <- Others]),
+    State#state{fragments = maps:remove(CoreRef, Fragments), attempts = maps:from_list(Rest)}.
+
+%% @doc Gives all uploads up. Messages that are still to come will not be of any use to {@link handle/2}.
+-spec cancel_all(state()) -> state().
+cancel_all(#state{stream = StreamId, fragments = Fragments, attempts = Attempts}) ->
+    lists:foreach(fun stop_timer/1, maps:values(Fragments)),
+    ok = cancel(maps:keys(Attempts)),
+    new(StreamId).
+
+cancel([]) ->
+    ok;
+cancel(Attempts) ->
+    try
+        rabbitmq_stream_s3_governor:cancel(Attempts)
+    catch
+        %% No governor: what it had has ended with it, and so will this process.
+        error:badarg -> ok
+    end.
+
+%% @doc How many fragments are on their way, their bytes, and where the oldest one that fails stands, with its last failure.
+-spec info(state()) ->
+    #{in_flight := non_neg_integer(), bytes := non_neg_integer(), stalled := none | {Offset :: non_neg_integer(), Reason :: term()}}.
+info(#state{fragments = Fragments}) ->
+    All = maps:values(Fragments),
+    Stalled = lists:sort([{First, Cause} || #fragment{meta = #{first_offset := First}, cause = Cause} <- All, Cause =/= none]),
+    #{
+        in_flight => length(All),
+        bytes => lists:sum([Size || #fragment{meta = #{size := Size}} <- All]),
+        stalled => case Stalled of [] -> none; [Oldest | _] -> Oldest end
+    }.
+
+keep(CoreRef, Fragment, #state{fragments = Fragments} = State) ->
+    State#state{fragments = Fragments#{CoreRef => Fragment}}.
+
+stop_timer(#fragment{timer = none}) ->
+    ok;
+stop_timer(#fragment{timer = Timer}) ->
+    _ = erlang:cancel_timer(Timer),
+    ok.

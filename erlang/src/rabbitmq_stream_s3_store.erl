@@ -1,0 +1,223 @@
+%% @doc The object store that the configuration names: its handle, calls that wait for an answer, and a probe in the background.
+%%
+%% The calls are for processes that may wait. A probe that fails stops nothing: it is logged in one sentence, shown by
+%% {@link status/0}, and tried again; uploads go on trying by themselves.
+-module(rabbitmq_stream_s3_store).
+-behaviour(gen_server).
+
+-include_lib("kernel/include/logger.hrl").
+-include("rabbitmq_stream_s3.hrl").
+
+-export([open/0, close/0, handle/0, start_link/0, status/0, probe/0]).
+-export([put_root/4, get_root/4, put_group/4, get_group/5, get/3, delete_async/1, root_key/3, fragment_key/3]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+-export_type([error/0, status/0]).
+
+-define(HANDLE, {?MODULE, handle}).
+-define(LOG_META, #{domain => [rabbitmq, stream_s3]}).
+
+-type stream_id() :: binary().
+-type offset() :: non_neg_integer().
+-type uid() :: 0..16#FFFFFFFF.
+-type error() :: {transient | conflict | not_found | corrupt | closed | invalid, #{op := atom(), reason := term(), message := binary()}}.
+-type status() :: #{
+    state := unknown | accessible | failing,
+    %% Milliseconds since the Unix epoch; of the first such outcome in a row.
+    since := integer(),
+    %% What the last probe complained of.
+    cause := binary() | none,
+    %% What the store turned out to support.
+    capabilities := map()
+}.
+
+%% --- handle ----------------------------------------------------------------------------------------------------------
+
+%% @doc Opens the configured store. Reads credentials and certificates, sends nothing.
+-spec open() -> ok | {error, Text :: binary()}.
+open() ->
+    case rabbitmq_stream_s3_nif:store_open(rabbitmq_stream_s3_config:store_settings()) of
+        {ok, Store} -> persistent_term:put(?HANDLE, Store);
+        {error, {Key, Text}} -> {error, unicode:characters_to_binary(io_lib:format("~ts: ~ts", [Key, Text]))}
+    end.
+
+%% @doc Gives the handle up. Requests under way are not affected.
+-spec close() -> ok.
+close() ->
+    _ = persistent_term:erase(?HANDLE),
+    ok.
+
+%% @doc The handle, as the functions of `rabbitmq_stream_s3_nif' take it. Raises `badarg' before {@link open/0}.
+-spec handle() -> term().
+handle() ->
+    persistent_term:get(?HANDLE).
+
+%% --- calls -----------------------------------------------------------------------------------------------------------
+
+%% @doc Stores a root under a new uid. The limit is in milliseconds, here and below; beyond it the request is aborted,
+%% which does not mean that nothing was stored. One request.
+-spec put_root(stream_id(), Epoch :: non_neg_integer(), #manifest{}, timeout()) -> {ok, uid()} | {error, error()}.
+put_root(StreamId, Epoch, Manifest, Timeout) ->
+    wait(put, Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:put_root(handle(), self(), Ref, StreamId, Epoch, Manifest) end).
+
+%% @doc Reads and decodes a root; its revision is 0. One request.
+-spec get_root(stream_id(), Epoch :: non_neg_integer(), uid(), timeout()) -> {ok, #manifest{}} | {error, error()}.
+get_root(StreamId, Epoch, Uid, Timeout) ->
+    wait(get, Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:get_root(handle(), self(), Ref, StreamId, Epoch, Uid) end).
+
+%% @doc Stores a group under a new uid. One request.
+-spec put_group(stream_id(), Kind :: 1..3, Entries :: binary(), timeout()) -> {ok, uid()} | {error, error()}.
+put_group(StreamId, Kind, Entries, Timeout) ->
+    wait(put, Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:put_group(handle(), self(), Ref, StreamId, Kind, Entries) end).
+
+%% @doc Reads and decodes a group's entries. One request.
+-spec get_group(stream_id(), Kind :: 1..3, offset(), uid(), timeout()) -> {ok, Entries :: binary()} | {error, error()}.
+get_group(StreamId, Kind, Offset, Uid, Timeout) ->
+    wait(get, Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:get_group(handle(), self(), Ref, StreamId, Kind, Offset, Uid) end).
+
+%% @doc Reads an object or a part of it: bytes from start up to, not including, end, or the last ones. One request.
+-spec get(Key :: binary(), whole | {Start :: non_neg_integer(), End :: non_neg_integer()} | {last, pos_integer()}, timeout()) ->
+    {ok, term()} | {error, error()}.
+get(Key, Part, Timeout) ->
+    wait(get, Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:store_get(handle(), self(), Ref, Key, Part) end).
+
+%% @doc Deletes objects. Returns at once; what could not be deleted is logged, and found by garbage collection later.
+-spec delete_async([Key :: binary()]) -> ok.
+delete_async(Keys) ->
+    gen_server:cast(?MODULE, {delete, Keys}).
+
+%% @doc The key of a root.
+-spec root_key(stream_id(), Epoch :: non_neg_integer(), uid()) -> binary().
+root_key(StreamId, Epoch, Uid) ->
+    rabbitmq_stream_s3_nif:object_key(prefix(), StreamId, {root, Epoch, Uid}).
+
+%% @doc The key of a fragment.
+-spec fragment_key(stream_id(), offset(), uid()) -> binary().
+fragment_key(StreamId, Offset, Uid) ->
+    rabbitmq_stream_s3_nif:object_key(prefix(), StreamId, {fragment, Offset, Uid}).
+
+prefix() ->
+    rabbitmq_stream_s3_config:get(prefix).
+
+wait(Op, Timeout, Send) ->
+    Ref = make_ref(),
+    ok = Send(Ref),
+    receive
+        {store_result, Ref, Result} -> Result
+    after Timeout ->
+        ok = rabbitmq_stream_s3_nif:store_cancel([Ref]),
+        receive
+            {store_result, Ref, {ok, _} = Late} -> Late
+        after 0 ->
+            {error, {transient, #{op => Op, reason => timeout, message => <<"the store did not answer in time">>}}}
+        end
+    end.
+
+%% --- probe -----------------------------------------------------------------------------------------------------------
+
+-record(state, {
+    status :: status(),
+    %% The probe under way, and the timer that gives it up.
+    probe = none :: none | {reference(), reference()},
+    %% Until the next probe.
+    timer :: reference() | undefined,
+    deletions = #{} :: #{reference() => [binary()]}
+}).
+
+%% @doc Starts the process that probes.
+-spec start_link() -> {ok, pid()} | ignore | {error, term()}.
+start_link() ->
+    gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
+
+%% @doc What the last probe found out.
+-spec status() -> status().
+status() ->
+    gen_server:call(?MODULE, status).
+
+%% @doc Probes now, unless a probe is under way.
+-spec probe() -> ok.
+probe() ->
+    gen_server:cast(?MODULE, probe).
+
+%% @private
+init([]) ->
+    Status = #{state => unknown, since => now_ms(), cause => none, capabilities => #{}},
+    {ok, start_probe(#state{status = Status})}.
+
+%% @private
+handle_call(status, _From, #state{status = Status} = State) ->
+    {reply, Status, State}.
+
+%% @private
+handle_cast(probe, State) ->
+    {noreply, start_probe(State)};
+handle_cast({delete, Keys}, #state{deletions = Deletions} = State) ->
+    Ref = make_ref(),
+    ok = rabbitmq_stream_s3_nif:store_delete(handle(), self(), Ref, Keys),
+    {noreply, State#state{deletions = Deletions#{Ref => Keys}}}.
+
+%% @private
+handle_info({store_result, Ref, Result}, #state{probe = {Ref, Timer}} = State) ->
+    _ = erlang:cancel_timer(Timer),
+    {noreply, probed(Result, State#state{probe = none})};
+handle_info({store_result, Ref, Result}, #state{deletions = Deletions} = State) ->
+    case maps:take(Ref, Deletions) of
+        {Keys, Rest} ->
+            ok = log_deletion(Result, Keys),
+            {noreply, State#state{deletions = Rest}};
+        error ->
+            {noreply, State}
+    end;
+handle_info({probe_expired, Ref}, #state{probe = {Ref, _}} = State) ->
+    ok = rabbitmq_stream_s3_nif:store_cancel([Ref]),
+    Error = {transient, #{op => probe, reason => timeout, message => <<"the store did not answer in time">>}},
+    {noreply, probed({error, Error}, State#state{probe = none})};
+handle_info(probe, State) ->
+    {noreply, start_probe(State)};
+handle_info(_Stale, State) ->
+    {noreply, State}.
+
+start_probe(#state{probe = none, timer = Timer} = State) ->
+    _ = Timer =/= undefined andalso erlang:cancel_timer(Timer),
+    Ref = make_ref(),
+    ok = rabbitmq_stream_s3_nif:store_probe(handle(), self(), Ref),
+    Expiry = erlang:send_after(rabbitmq_stream_s3_config:get(persist_timeout_ms), self(), {probe_expired, Ref}),
+    State#state{probe = {Ref, Expiry}, timer = undefined};
+start_probe(State) ->
+    State.
+
+probed(Result, #state{status = Old} = State) ->
+    New = new_status(Result, Old),
+    ok = log_change(Old, New),
+    %% Sooner than usual while it fails, so that the status is right soon after the cause is mended.
+    Interval = rabbitmq_stream_s3_config:get(bucket_check_interval_ms),
+    Delay =
+        case New of
+            #{state := failing} -> min(Interval, rabbitmq_stream_s3_config:get(upload_retry_delay_max_ms));
+            _ -> Interval
+        end,
+    State#state{status = New, timer = erlang:send_after(Delay, self(), probe)}.
+
+new_status({ok, Capabilities}, Old) ->
+    since(accessible, Old#{cause => none, capabilities => Capabilities});
+new_status({error, {_Kind, #{message := Message}}}, Old) ->
+    since(failing, Old#{cause => Message}).
+
+since(State, #{state := State} = Status) -> Status;
+since(State, Status) -> Status#{state => State, since => now_ms()}.
+
+log_change(#{state := State, cause := Cause}, #{state := State, cause := Cause}) ->
+    ok;
+log_change(_, #{state := failing, cause := Cause}) ->
+    ?LOG_WARNING("the object store cannot be used, uploads wait: ~ts", [Cause], ?LOG_META);
+log_change(#{state := failing}, #{state := accessible}) ->
+    ?LOG_NOTICE("the object store can be used again, uploads resume", [], ?LOG_META);
+log_change(_, #{state := accessible}) ->
+    ok.
+
+log_deletion({ok, _}, _Keys) ->
+    ok;
+log_deletion({error, {_Kind, #{message := Message}}}, Keys) ->
+    ?LOG_WARNING("~b objects that nothing refers to could not be deleted, the first is ~ts: ~ts", [length(Keys), hd(Keys), Message], ?LOG_META).
+
+now_ms() ->
+    erlang:system_time(millisecond).
