@@ -19,3 +19,6 @@ pub mod key;
 pub mod manifest;
 
 pub mod replica_reader;
+
+pub mod admission;
+pub mod token_bucket;
