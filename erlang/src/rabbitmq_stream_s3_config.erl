@@ -224,8 +224,15 @@ expected({integer, Min, Max}) -> io_lib:format("an integer from ~b to ~b", [Min,
 expected({integer, Min, Max, Word}) -> io_lib:format("~ts or an integer from ~b to ~b", [Word, Min, Max]).
 
 shown(secret, _Value) -> "what it is set to";
-shown(string, Value) -> io_lib:format("~0tP", [without_password(Value), 20]);
+shown(string, Value) -> quoted(without_password(Value));
 shown(_Type, Value) -> io_lib:format("~0tP", [Value, 20]).
+
+%% Strings may be lists or binaries, but people wrote them between quotes.
+quoted(Value) ->
+    case text(Value) of
+        {ok, Text} -> io_lib:write_string(string:slice(unicode:characters_to_list(Text), 0, 100));
+        error -> io_lib:format("~0tP", [Value, 20])
+    end.
 
 %% A misspelt key is the usual reason.
 hint(Key) when is_atom(Key) ->
@@ -297,8 +304,8 @@ check_prefix(Get) ->
             ok;
         _ ->
             refuse(
-                "prefix must be at most 512 characters of A-Z a-z 0-9 ! _ . * ' ( ) = - with single slashes in between, not ~0tP",
-                [Prefix, 20]
+                "prefix must be at most 512 characters of A-Z a-z 0-9 ! _ . * ' ( ) = - with single slashes in between, not ~ts",
+                [quoted(Prefix)]
             )
     end.
 
