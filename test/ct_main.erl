@@ -53,7 +53,7 @@ run(Files0) ->
     ok = filelib:ensure_path(Outside),
     {Suites, Broken} = compile_suites(Files, Top, Ebin, Outside),
     LogDir = new_log_dir(filename:join(Base, "ct_logs")),
-    say("~b suites, log: ~ts", [length(Files), filename:join(LogDir, "index.html")]),
+    say("suites: ~b, log: ~ts", [length(Files), filename:join(LogDir, "index.html")]),
     Epmd = start_distribution(),
     try
         {Passed, Failed, Skipped} = run_suites(Suites, LogDir),
