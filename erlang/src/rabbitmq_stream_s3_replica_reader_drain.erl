@@ -66,7 +66,7 @@ add(Chunks, More, #state{assembly = Assembly0, since = Since} = State0) ->
         {Assembly, Rest} ->
             State = State0#state{assembly = Assembly, rest = Rest, since = started(Since)},
             case rabbitmq_stream_s3_fragment_assembly:is_cut(Assembly) of
-                true -> cut(State);
+                true -> seal(State);
                 false -> {More, State#state{next = end_of(lists:last(Chunks))}}
             end
     catch
@@ -83,7 +83,10 @@ end_of(#{chunk_id := ChunkId, num_records := NumRecords}) ->
 -spec cut(state()) -> {cut, meta(), state()} | empty.
 cut(#state{since = none}) ->
     empty;
-cut(#state{assembly = Assembly} = State) ->
+cut(State) ->
+    seal(State).
+
+seal(#state{assembly = Assembly} = State) ->
     #{next_offset := Next} = Meta = rabbitmq_stream_s3_fragment_assembly:metadata(Assembly),
     {cut, Meta, restart(Next, State)}.
 
