@@ -83,7 +83,7 @@ impl FormatError {
     }
 }
 
-/// How long to wait before the next attempt, in kind. See [`crate::retry::retry_delay`].
+/// How long to wait before the next attempt, in kind. See [`crate::decisions::retry::retry_delay`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorClass {
     /// The same request may succeed at once.

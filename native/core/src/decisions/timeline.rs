@@ -1,0 +1,108 @@
+//! Whether tier and log tell the same story, where their offsets would fit.
+
+use crate::chunk::ChunkHeader;
+use crate::units::{Epoch, Offset};
+
+/// What tells two chunks at the same place apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkIdentity {
+    /// Offset of its first record.
+    pub chunk_id: Offset,
+    /// Term of the writer that wrote it.
+    pub epoch: Epoch,
+    /// CRC-32/IEEE of its data.
+    pub crc: u32,
+}
+
+impl From<&ChunkHeader> for ChunkIdentity {
+    fn from(header: &ChunkHeader) -> Self {
+        Self {
+            chunk_id: header.chunk_id,
+            epoch: header.epoch,
+            crc: header.crc,
+        }
+    }
+}
+
+/// What the local log has where the tier's newest chunk should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LocalChunk {
+    /// A chunk begins there.
+    Found(ChunkIdentity),
+    /// The offset is in the log, but inside another chunk.
+    InsideAnother,
+    /// The log begins later.
+    Trimmed,
+}
+
+/// What the comparison says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Timeline {
+    /// The tier is a prefix of the log.
+    Same,
+    /// It is not: another writer's records were tiered, and truncated here.
+    Different,
+    /// Nothing contradicts it, and nothing is left to compare.
+    Unverifiable,
+}
+
+/// Compares the tier's newest chunk with the log.
+#[must_use]
+pub fn check_timeline(remote: &ChunkIdentity, local: &LocalChunk) -> Timeline {
+    match local {
+        LocalChunk::Found(found) if found == remote => Timeline::Same,
+        LocalChunk::Found(_) | LocalChunk::InsideAnother => Timeline::Different,
+        LocalChunk::Trimmed => Timeline::Unverifiable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHUNK: ChunkIdentity = ChunkIdentity {
+        chunk_id: Offset(9),
+        epoch: Epoch(2),
+        crc: 7,
+    };
+
+    #[test]
+    fn an_equal_chunk_is_the_same_timeline() {
+        assert_eq!(
+            check_timeline(&CHUNK, &LocalChunk::Found(CHUNK)),
+            Timeline::Same
+        );
+    }
+
+    #[test]
+    fn another_id_epoch_or_checksum_is_another_timeline() {
+        for other in [
+            ChunkIdentity {
+                chunk_id: Offset(8),
+                ..CHUNK
+            },
+            ChunkIdentity {
+                epoch: Epoch(3),
+                ..CHUNK
+            },
+            ChunkIdentity { crc: 8, ..CHUNK },
+        ] {
+            assert_eq!(
+                check_timeline(&CHUNK, &LocalChunk::Found(other)),
+                Timeline::Different
+            );
+        }
+        assert_eq!(
+            check_timeline(&CHUNK, &LocalChunk::InsideAnother),
+            Timeline::Different
+        );
+    }
+
+    #[test]
+    fn a_trimmed_log_cannot_tell() {
+        assert_eq!(
+            check_timeline(&CHUNK, &LocalChunk::Trimmed),
+            Timeline::Unverifiable
+        );
+    }
+}
