@@ -25,7 +25,11 @@ pub(crate) const PATH: &str = "/-/";
 const LONGEST_BODY: usize = 1024 * 1024;
 
 /// Answers a control request. `path` is what follows [`PATH`].
-pub(crate) async fn answer(shared: &Shared, path: &str, request: Request<Incoming>) -> Response<AnswerBody> {
+pub(crate) async fn answer(
+    shared: &Shared,
+    path: &str,
+    request: Request<Incoming>,
+) -> Response<AnswerBody> {
     let method = request.method().clone();
     match (&method, path.trim_end_matches('/')) {
         (&Method::GET, "health") => respond(StatusCode::OK, "text/plain", "ok\n".to_owned()),
@@ -37,7 +41,12 @@ pub(crate) async fn answer(shared: &Shared, path: &str, request: Request<Incomin
         }
         (&Method::GET, "counters") => {
             let rows = shared.counters.all();
-            json(&rows.into_iter().map(|(op, counts)| (name(&op), counts)).collect::<BTreeMap<_, _>>())
+            json(
+                &rows
+                    .into_iter()
+                    .map(|(op, counts)| (name(&op), counts))
+                    .collect::<BTreeMap<_, _>>(),
+            )
         }
         (&Method::POST, "pause" | "resume") => {
             shared.paused.send_replace(path.starts_with("pause"));
@@ -53,7 +62,10 @@ pub(crate) async fn answer(shared: &Shared, path: &str, request: Request<Incomin
 }
 
 async fn add_faults(shared: &Shared, request: Request<Incoming>) -> Response<AnswerBody> {
-    let body = match Limited::new(request.into_body(), LONGEST_BODY).collect().await {
+    let body = match Limited::new(request.into_body(), LONGEST_BODY)
+        .collect()
+        .await
+    {
         Ok(body) => body.to_bytes(),
         Err(error) => return refuse(StatusCode::BAD_REQUEST, &error.to_string()),
     };
@@ -70,7 +82,10 @@ async fn add_faults(shared: &Shared, request: Request<Incoming>) -> Response<Ans
     if let Some(why) = faults.iter().find_map(|fault| fault.check().err()) {
         return refuse(StatusCode::BAD_REQUEST, why);
     }
-    let ids: Vec<u64> = faults.into_iter().map(|fault| shared.faults.add(fault)).collect();
+    let ids: Vec<u64> = faults
+        .into_iter()
+        .map(|fault| shared.faults.add(fault))
+        .collect();
     json(&BTreeMap::from([("ids", ids)]))
 }
 

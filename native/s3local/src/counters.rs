@@ -18,7 +18,7 @@ pub struct Counts {
     pub failed: u64,
     /// Requests that are being worked on, or wait or stall.
     pub in_flight: u64,
-    /// Requests a fault was applied to.
+    /// Faults that were applied.
     pub faults: u64,
     /// Body bytes that answered requests brought.
     pub bytes_in: u64,
@@ -47,7 +47,10 @@ impl Counters {
     pub fn of(&self, op: Operation) -> Counts {
         let row = &self.rows[op.index()];
         // Ends before beginnings, so that the difference is never negative.
-        let (succeeded, failed) = (row.succeeded.load(Ordering::Acquire), row.failed.load(Ordering::Acquire));
+        let (succeeded, failed) = (
+            row.succeeded.load(Ordering::Acquire),
+            row.failed.load(Ordering::Acquire),
+        );
         let requests = row.requests.load(Ordering::Acquire);
         Counts {
             requests,
@@ -62,16 +65,27 @@ impl Counters {
 
     /// All of them.
     pub fn all(&self) -> Vec<(Operation, Counts)> {
-        Operation::ALL.iter().map(|op| (*op, self.of(*op))).collect()
+        Operation::ALL
+            .iter()
+            .map(|op| (*op, self.of(*op)))
+            .collect()
     }
 
     pub(crate) fn begin(self: &Arc<Self>, op: Operation) -> Counting {
-        self.rows[op.index()].requests.fetch_add(1, Ordering::AcqRel);
-        Counting { counters: Arc::clone(self), op, ended: false }
+        self.rows[op.index()]
+            .requests
+            .fetch_add(1, Ordering::AcqRel);
+        Counting {
+            counters: Arc::clone(self),
+            op,
+            ended: false,
+        }
     }
 
-    pub(crate) fn fault(&self, op: Operation) {
-        self.rows[op.index()].faults.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn faults(&self, op: Operation, count: u64) {
+        self.rows[op.index()]
+            .faults
+            .fetch_add(count, Ordering::Relaxed);
     }
 }
 
@@ -88,7 +102,11 @@ impl Counting {
         let row = &self.counters.rows[self.op.index()];
         row.bytes_in.fetch_add(bytes_in, Ordering::Relaxed);
         row.bytes_out.fetch_add(bytes_out, Ordering::Relaxed);
-        let end = if succeeded { &row.succeeded } else { &row.failed };
+        let end = if succeeded {
+            &row.succeeded
+        } else {
+            &row.failed
+        };
         end.fetch_add(1, Ordering::AcqRel);
     }
 }
@@ -96,7 +114,9 @@ impl Counting {
 impl Drop for Counting {
     fn drop(&mut self) {
         if !self.ended {
-            self.counters.rows[self.op.index()].failed.fetch_add(1, Ordering::AcqRel);
+            self.counters.rows[self.op.index()]
+                .failed
+                .fetch_add(1, Ordering::AcqRel);
         }
     }
 }

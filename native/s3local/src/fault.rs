@@ -1,6 +1,7 @@
 //! What shall go wrong, and how often.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -129,7 +130,14 @@ pub struct Fault {
 impl Fault {
     /// Always, for all keys.
     pub fn new(op: Operation, action: Action) -> Self {
-        Self { op: Some(op), key: None, skip: 0, count: None, probability: 1.0, action }
+        Self {
+            op: Some(op),
+            key: None,
+            skip: 0,
+            count: None,
+            probability: 1.0,
+            action,
+        }
     }
 
     /// The same, but only so often.
@@ -155,12 +163,18 @@ impl Fault {
 
     /// What is wrong with it, if anything.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
-        match &self.action {
-            Action::Status { status, .. } if !(400..600).contains(status) => Err("status must be 400 to 599"),
-            Action::Slow { bytes_per_sec: 0 } => Err("bytes_per_sec must be at least 1"),
-            _ if !(0.0..=1.0).contains(&self.probability) => Err("probability must be 0 to 1"),
-            _ => Ok(()),
+        if let Action::Status { status, .. } = &self.action
+            && !(400..600).contains(status)
+        {
+            return Err("status must be 400 to 599");
         }
+        if self.action == (Action::Slow { bytes_per_sec: 0 }) {
+            return Err("bytes_per_sec must be at least 1");
+        }
+        if !(0.0..=1.0).contains(&self.probability) {
+            return Err("probability must be 0 to 1");
+        }
+        Ok(())
     }
 
     fn matches(&self, op: Operation, key: &str) -> bool {
@@ -176,8 +190,12 @@ impl Fault {
 
 /// Whether a pattern with `*` fits a text.
 fn fits(pattern: &str, text: &str) -> bool {
-    let Some((start, rest)) = pattern.split_once('*') else { return pattern == text };
-    let Some(text) = text.strip_prefix(start) else { return false };
+    let Some((start, rest)) = pattern.split_once('*') else {
+        return pattern == text;
+    };
+    let Some(text) = text.strip_prefix(start) else {
+        return false;
+    };
     let mut ends = text.char_indices().map(|(at, _)| at).chain([text.len()]);
     ends.any(|at| fits(rest, &text[at..]))
 }
@@ -207,8 +225,14 @@ struct State {
 
 impl Faults {
     pub(crate) fn new(seed: u64) -> Self {
-        let state = State { next_id: 1, rules: Vec::new(), random: StdRng::seed_from_u64(seed) };
-        Self { state: Mutex::new(state) }
+        let state = State {
+            next_id: 1,
+            rules: Vec::new(),
+            random: StdRng::seed_from_u64(seed),
+        };
+        Self {
+            state: Mutex::new(state),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -242,11 +266,11 @@ impl Faults {
         self.state().rules.clone()
     }
 
-    /// What happens to this request: delays, then at most one other thing.
-    pub(crate) fn take(&self, op: Operation, key: &str) -> Vec<Action> {
+    /// What happens to this request. Counts down the rules that apply.
+    pub(crate) fn take(&self, op: Operation, key: &str) -> Plan {
         let mut state = self.state();
         let State { rules, random, .. } = &mut *state;
-        let mut actions = Vec::new();
+        let mut plan = Plan::default();
         for rule in rules {
             let fault = &mut rule.fault;
             if !fault.matches(op, key) {
@@ -260,13 +284,27 @@ impl Faults {
                 continue;
             }
             fault.count = fault.count.map(|count| count - 1);
-            actions.push(fault.action.clone());
-            if !matches!(fault.action, Action::Delay { .. }) {
-                break;
+            plan.faults += 1;
+            if let Action::Delay { ms } = fault.action {
+                plan.delay += Duration::from_millis(ms);
+                continue;
             }
+            plan.then = Some(fault.action.clone());
+            break;
         }
-        actions
+        plan
     }
+}
+
+/// What happens to one request: it waits, then at most one other thing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Plan {
+    /// How long it waits.
+    pub(crate) delay: Duration,
+    /// What happens then; never a delay.
+    pub(crate) then: Option<Action>,
+    /// How many rules made this plan.
+    pub(crate) faults: u64,
 }
 
 #[cfg(test)]
@@ -286,14 +324,19 @@ mod tests {
     #[test]
     fn a_rule_skips_then_counts_then_rests() {
         let faults = Faults::new(0);
-        let status = Action::Status { status: 503, code: "SlowDown".to_owned() };
-        faults.add(Fault::new(Operation::Put, status.clone()).after(1).times(2).on("*.x"));
-        assert_eq!(faults.take(Operation::Put, "a.x"), []);
-        assert_eq!(faults.take(Operation::Put, "a.y"), []);
-        assert_eq!(faults.take(Operation::Get, "a.x"), []);
-        assert_eq!(faults.take(Operation::Put, "a.x"), [status.clone()]);
-        assert_eq!(faults.take(Operation::Put, "a.x"), [status]);
-        assert_eq!(faults.take(Operation::Put, "a.x"), []);
+        faults.add(
+            Fault::new(Operation::Put, Action::LostReply)
+                .after(1)
+                .times(2)
+                .on("*.x"),
+        );
+        let hit = |op, key| faults.take(op, key).then.is_some();
+        assert!(!hit(Operation::Put, "a.x"));
+        assert!(!hit(Operation::Put, "a.y"));
+        assert!(!hit(Operation::Get, "a.x"));
+        assert!(hit(Operation::Put, "a.x"));
+        assert!(hit(Operation::Put, "a.x"));
+        assert!(!hit(Operation::Put, "a.x"));
     }
 
     #[test]
@@ -302,14 +345,23 @@ mod tests {
         faults.add(Fault::new(Operation::Put, Action::Delay { ms: 1 }));
         faults.add(Fault::new(Operation::Put, Action::Stall));
         faults.add(Fault::new(Operation::Put, Action::LostReply));
-        assert_eq!(faults.take(Operation::Put, "k"), [Action::Delay { ms: 1 }, Action::Stall]);
+        let plan = faults.take(Operation::Put, "k");
+        let expected = Plan {
+            delay: Duration::from_millis(1),
+            then: Some(Action::Stall),
+            faults: 2,
+        };
+        assert_eq!(plan, expected);
     }
 
     #[test]
     fn a_rule_is_read_from_json() {
         let json = r#"{"op": "multi_delete", "count": 2, "do": "status", "status": 503, "code": "SlowDown"}"#;
         let fault: Fault = serde_json::from_str(json).expect("a fault");
-        let status = Action::Status { status: 503, code: "SlowDown".to_owned() };
+        let status = Action::Status {
+            status: 503,
+            code: "SlowDown".to_owned(),
+        };
         assert_eq!(fault, Fault::new(Operation::MultiDelete, status).times(2));
     }
 }

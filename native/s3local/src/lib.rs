@@ -133,21 +133,35 @@ impl S3Local {
             make_folder(&options.dir.join(bucket))?;
         }
         let tls = options.tls.as_ref().map(acceptor).transpose()?;
-        let failed = |error| StartError::Listen { address: options.address, error };
+        let failed = |error| StartError::Listen {
+            address: options.address,
+            error,
+        };
         let listener = TcpListener::bind(options.address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let faults = Arc::new(Faults::new(options.seed));
         let mut builder = S3ServiceBuilder::new(Backend::new(options.dir, Arc::clone(&faults)));
-        builder.set_auth(OneKey { access_key: options.access_key, secret_key: options.secret_key.into() });
+        builder.set_auth(OneKey {
+            access_key: options.access_key,
+            secret_key: options.secret_key.into(),
+        });
         let shared = Arc::new(Shared {
             service: builder.build(),
             faults,
             counters: Arc::new(Counters::default()),
             paused: watch::Sender::new(false),
         });
-        let endpoint = format!("{}://{address}", if tls.is_some() { "https" } else { "http" });
+        let endpoint = format!(
+            "{}://{address}",
+            if tls.is_some() { "https" } else { "http" }
+        );
         let accepting = tokio::spawn(accept(listener, tls, Arc::clone(&shared)));
-        Ok(Self { address, endpoint, shared, accepting })
+        Ok(Self {
+            address,
+            endpoint,
+            shared,
+            accepting,
+        })
     }
 
     /// URL of the server, without a slash at its end.
@@ -195,7 +209,10 @@ impl Drop for S3Local {
 }
 
 fn make_folder(path: &Path) -> Result<(), StartError> {
-    std::fs::create_dir_all(path).map_err(|error| StartError::Folder { path: path.to_owned(), error })
+    std::fs::create_dir_all(path).map_err(|error| StartError::Folder {
+        path: path.to_owned(),
+        error,
+    })
 }
 
 /// Accepts until it is dropped, and its connections with it.
@@ -237,8 +254,13 @@ async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, shared: Arc<Sha
     }
 }
 
-async fn serve(socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, ending: Ending, shared: Arc<Shared>) {
-    let service = service_fn(move |request| wire::answer(Arc::clone(&shared), ending.clone(), request));
+async fn serve(
+    socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    ending: Ending,
+    shared: Arc<Shared>,
+) {
+    let service =
+        service_fn(move |request| wire::answer(Arc::clone(&shared), ending.clone(), request));
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new());
     if let Err(error) = http.serve_connection(TokioIo::new(socket), service).await {
@@ -249,12 +271,16 @@ async fn serve(socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, end
 fn acceptor(tls: &Tls) -> Result<TlsAcceptor, StartError> {
     use rustls_pki_types::pem::PemObject;
     use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-    let refuse = |path: &Path, why: String| StartError::Tls { path: path.to_owned(), why };
+    let refuse = |path: &Path, why: String| StartError::Tls {
+        path: path.to_owned(),
+        why,
+    };
     let read = |path: &Path| std::fs::read(path).map_err(|error| refuse(path, error.to_string()));
     let certificates = CertificateDer::pem_slice_iter(&read(&tls.certificate)?)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| refuse(&tls.certificate, error.to_string()))?;
-    let key = PrivateKeyDer::from_pem_slice(&read(&tls.key)?).map_err(|error| refuse(&tls.key, error.to_string()))?;
+    let key = PrivateKeyDer::from_pem_slice(&read(&tls.key)?)
+        .map_err(|error| refuse(&tls.key, error.to_string()))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -277,6 +303,9 @@ impl S3Auth for OneKey {
         if access_key == self.access_key {
             return Ok(self.secret_key.clone());
         }
-        Err(s3_error!(InvalidAccessKeyId, "The AWS Access Key Id you provided does not exist in our records."))
+        Err(s3_error!(
+            InvalidAccessKeyId,
+            "The AWS Access Key Id you provided does not exist in our records."
+        ))
     }
 }

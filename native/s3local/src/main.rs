@@ -30,7 +30,12 @@ struct Arguments {
     #[arg(long, env = "S3LOCAL_ACCESS_KEY", default_value = "s3local")]
     access_key: String,
     /// Its secret.
-    #[arg(long, env = "S3LOCAL_SECRET_KEY", default_value = "s3local-secret", hide_env_values = true)]
+    #[arg(
+        long,
+        env = "S3LOCAL_SECRET_KEY",
+        default_value = "s3local-secret",
+        hide_env_values = true
+    )]
     secret_key: String,
     /// PEM file with a certificate: speak TLS.
     #[arg(long, requires = "tls_key")]
@@ -53,7 +58,10 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,s3s=off"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -64,7 +72,9 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     let done = runtime.block_on(serve(arguments));
     // Uploads that were cut off may still be writing; nobody needs them.
     runtime.shutdown_background();
@@ -75,7 +85,10 @@ async fn serve(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     // Before anybody is told that the server is there.
     let mut terminated = signal(SignalKind::terminate())?;
     let mut interrupted = signal(SignalKind::interrupt())?;
-    let tls = arguments.tls_cert.zip(arguments.tls_key).map(|(certificate, key)| Tls { certificate, key });
+    let tls = arguments
+        .tls_cert
+        .zip(arguments.tls_key)
+        .map(|(certificate, key)| Tls { certificate, key });
     let server = S3Local::start(Options {
         dir: arguments.dir,
         address: SocketAddr::new(arguments.address, arguments.port),

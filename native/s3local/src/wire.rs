@@ -19,6 +19,9 @@ use crate::counters::Counters;
 use crate::fault::{Action, Faults, Operation};
 use crate::socket::Ending;
 
+/// How long the bytes before a cut have to get out.
+const WRITING: Duration = Duration::from_millis(20);
+
 /// The body of an answer.
 pub(crate) type AnswerBody = UnsyncBoxBody<Bytes, StdError>;
 
@@ -59,26 +62,34 @@ pub(crate) async fn answer(
     if paused.wait_for(|paused| !paused).await.is_err() {
         return Err(Abort::Fault);
     }
-    let mut last = None;
-    for action in shared.faults.take(op, &key) {
-        shared.counters.fault(op);
-        match action {
-            Action::Delay { ms } => tokio::time::sleep(Duration::from_millis(ms)).await,
-            other => last = Some(other),
-        }
+    let plan = shared.faults.take(op, &key);
+    shared.counters.faults(op, plan.faults);
+    if !plan.delay.is_zero() {
+        tokio::time::sleep(plan.delay).await;
     }
-    let answer = match last {
+    let answer = match plan.then {
         None => serve(&shared, request.map(s3s::Body::from)).await,
         Some(action) => faulty(&shared, &ending, request, action).await,
     };
     if let Ok(answer) = &answer {
-        counting.end(answer.status().is_success(), announced, length(answer.headers()));
+        counting.end(
+            answer.status().is_success(),
+            announced,
+            length(answer.headers()),
+        );
     }
     answer
 }
 
-async fn serve(shared: &Shared, request: Request<s3s::Body>) -> Result<Response<AnswerBody>, Abort> {
-    let answer = shared.service.call(request).await.map_err(|error| Abort::Service(error.into()))?;
+async fn serve(
+    shared: &Shared,
+    request: Request<s3s::Body>,
+) -> Result<Response<AnswerBody>, Abort> {
+    let answer = shared
+        .service
+        .call(request)
+        .await
+        .map_err(|error| Abort::Service(error.into()))?;
     Ok(answer.map(BodyExt::boxed_unsync))
 }
 
@@ -89,11 +100,14 @@ async fn faulty(
     action: Action,
 ) -> Result<Response<AnswerBody>, Abort> {
     match action {
-        // Not reached: delays are over before.
+        // A plan holds its delays apart.
         Action::Delay { .. } => serve(shared, request.map(s3s::Body::from)).await,
         Action::Status { status, code } => {
             drain(request).await;
-            Ok(error_document(StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), &code))
+            Ok(error_document(
+                StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+                &code,
+            ))
         }
         Action::ErrorBody { code } => {
             drain(request).await;
@@ -116,9 +130,19 @@ async fn faulty(
             Err(Abort::Fault)
         }
         Action::ResetBody { after_bytes } if length(request.headers()) > 0 => {
-            let request = request.map(|body| through(cut(BodyStream::new(body), after_bytes, Some(ending.clone()))));
+            let request = request.map(|body| {
+                through(cut(
+                    BodyStream::new(body),
+                    after_bytes,
+                    Some(ending.clone()),
+                ))
+            });
             let answer = serve(shared, request).await?;
-            if ending.is_reset() { Err(Abort::Fault) } else { Ok(answer) }
+            if ending.is_reset() {
+                Err(Abort::Fault)
+            } else {
+                Ok(answer)
+            }
         }
         Action::ResetBody { after_bytes } => {
             let answer = serve(shared, request.map(s3s::Body::from)).await?;
@@ -132,14 +156,23 @@ async fn faulty(
             let mut answer = serve(shared, request.map(s3s::Body::from)).await?;
             if answer.status().is_success() {
                 // The CRC-32 of nothing at all: no answer to a body has it by chance.
-                answer.headers_mut().insert("x-amz-checksum-crc32", HeaderValue::from_static("AAAAAA=="));
+                answer
+                    .headers_mut()
+                    .insert("x-amz-checksum-crc32", HeaderValue::from_static("AAAAAA=="));
             }
             Ok(answer)
         }
         Action::Slow { bytes_per_sec } => {
-            let request = request.map(|body| through(paced(BodyStream::new(body), bytes_per_sec)));
+            // A body that is wrapped no longer shows that it is empty, and the service would miss its length.
+            let request = if length(request.headers()) > 0 {
+                request.map(|body| through(paced(BodyStream::new(body), bytes_per_sec)))
+            } else {
+                request.map(s3s::Body::from)
+            };
             let answer = serve(shared, request).await?;
-            Ok(answer.map(|body| StreamBody::new(paced(BodyStream::new(body), bytes_per_sec)).boxed_unsync()))
+            Ok(answer.map(|body| {
+                StreamBody::new(paced(BodyStream::new(body), bytes_per_sec)).boxed_unsync()
+            }))
         }
     }
 }
@@ -157,13 +190,19 @@ where
     s3s::Body::http_body_unsync(StreamBody::new(stream))
 }
 
-fn cut_answer(answer: Response<AnswerBody>, after: u64, ending: Option<Ending>) -> Response<AnswerBody> {
+fn cut_answer(
+    answer: Response<AnswerBody>,
+    after: u64,
+    ending: Option<Ending>,
+) -> Response<AnswerBody> {
     // A promise the body will not keep.
     let len = length(answer.headers());
-    let mut answer =
-        answer.map(|body| StreamBody::new(cut(BodyStream::new(body), after, ending)).boxed_unsync());
+    let mut answer = answer
+        .map(|body| StreamBody::new(cut(BodyStream::new(body), after, ending)).boxed_unsync());
     if len > 0 {
-        answer.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(len));
+        answer
+            .headers_mut()
+            .insert(header::CONTENT_LENGTH, HeaderValue::from(len));
     }
     answer
 }
@@ -182,34 +221,36 @@ where
         let ending = ending.clone();
         async move {
             let (mut stream, left) = state?;
-            let stop = || {
+            let next = if left > 0 { stream.next().await } else { None };
+            let next: Option<Result<Frame<Bytes>, StdError>> =
+                next.map(|frame| frame.map_err(Into::into));
+            let Some(frame) = next else {
+                // A body that fails takes along what has not been written yet, so time is given to write it.
+                tokio::time::sleep(WRITING).await;
                 if let Some(ending) = &ending {
                     ending.reset();
                 }
                 let error: StdError = Box::new(Abort::Fault);
-                Some((Err(error), None))
+                return Some((Err(error), None));
             };
-            if left == 0 {
-                return stop();
-            }
-            match stream.next().await {
-                None => stop(),
-                Some(Err(error)) => Some((Err(error.into()), None)),
-                Some(Ok(frame)) => match frame.into_data() {
-                    Err(other) => Some((Ok(other), Some((stream, left)))),
-                    Ok(mut bytes) => {
-                        bytes.truncate(usize::try_from(left).unwrap_or(usize::MAX));
-                        let left = left - bytes.len() as u64;
-                        Some((Ok(Frame::data(bytes)), Some((stream, left))))
-                    }
-                },
+            match frame.map(Frame::into_data) {
+                Err(error) => Some((Err(error), None)),
+                Ok(Err(other)) => Some((Ok(other), Some((stream, left)))),
+                Ok(Ok(mut bytes)) => {
+                    bytes.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+                    let left = left - bytes.len() as u64;
+                    Some((Ok(Frame::data(bytes)), Some((stream, left))))
+                }
             }
         }
     })
 }
 
 /// The same frames in small pieces at a steady pace.
-fn paced<S, E>(stream: S, bytes_per_sec: u64) -> impl Stream<Item = Result<Frame<Bytes>, StdError>> + Send + 'static
+fn paced<S, E>(
+    stream: S,
+    bytes_per_sec: u64,
+) -> impl Stream<Item = Result<Frame<Bytes>, StdError>> + Send + 'static
 where
     S: Stream<Item = Result<Frame<Bytes>, E>> + Send + 'static,
     E: Into<StdError>,
@@ -233,7 +274,11 @@ where
         futures::stream::iter(pieces)
     });
     pieces.then(move |frame| async move {
-        let len = frame.as_ref().ok().and_then(Frame::data_ref).map_or(0, Bytes::len);
+        let len = frame
+            .as_ref()
+            .ok()
+            .and_then(Frame::data_ref)
+            .map_or(0, Bytes::len);
         tokio::time::sleep(Duration::from_secs_f64(len as f64 / bytes_per_sec as f64)).await;
         frame
     })
@@ -248,11 +293,17 @@ fn error_document(status: StatusCode, code: &str) -> Response<AnswerBody> {
 }
 
 /// A whole answer.
-pub(crate) fn respond(status: StatusCode, content_type: &'static str, text: String) -> Response<AnswerBody> {
+pub(crate) fn respond(
+    status: StatusCode,
+    content_type: &'static str,
+    text: String,
+) -> Response<AnswerBody> {
     let body = Full::new(Bytes::from(text)).map_err(|never| match never {});
     let mut answer = Response::new(body.boxed_unsync());
     *answer.status_mut() = status;
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    answer
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     answer
 }
 
@@ -264,7 +315,9 @@ pub(crate) fn empty(status: StatusCode) -> Response<AnswerBody> {
 }
 
 fn length(headers: &http::HeaderMap) -> u64 {
-    let value = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    let value = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok());
     value.and_then(|value| value.parse().ok()).unwrap_or(0)
 }
 
@@ -275,28 +328,40 @@ fn classify<B>(request: &Request<B>) -> (Operation, String) {
     let key = decode(key);
     let query = request.uri().query().unwrap_or_default();
     let parameter = |name: &str| {
-        query.split('&').find_map(|pair| match pair.split_once('=') {
-            Some((key, value)) if key == name => Some(decode(value)),
-            None if pair == name => Some(String::new()),
-            Some(_) | None => None,
-        })
+        query
+            .split('&')
+            .find_map(|pair| match pair.split_once('=') {
+                Some((key, value)) if key == name => Some(decode(value)),
+                None if pair == name => Some(String::new()),
+                Some(_) | None => None,
+            })
     };
     let op = match (request.method(), key.is_empty()) {
-        (_, _) if parameter("uploads").is_some() || parameter("uploadId").is_some() => Operation::Other,
+        (_, _) if parameter("uploads").is_some() || parameter("uploadId").is_some() => {
+            Operation::Other
+        }
         (&Method::PUT, false) => Operation::Put,
         (&Method::GET, false) => Operation::Get,
         (&Method::HEAD, false) => Operation::Head,
         (&Method::DELETE, false) => Operation::Delete,
         (&Method::POST, true) if parameter("delete").is_some() => Operation::MultiDelete,
-        (&Method::GET, true) if !bucket.is_empty() && parameter("location").is_none() => Operation::List,
+        (&Method::GET, true) if !bucket.is_empty() && parameter("location").is_none() => {
+            Operation::List
+        }
         _ => Operation::Other,
     };
-    let key = if op == Operation::List { parameter("prefix").unwrap_or_default() } else { key };
+    let key = if op == Operation::List {
+        parameter("prefix").unwrap_or_default()
+    } else {
+        key
+    };
     (op, key)
 }
 
 fn decode(text: &str) -> String {
-    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+    percent_encoding::percent_decode_str(text)
+        .decode_utf8_lossy()
+        .into_owned()
 }
 
 #[cfg(test)]
@@ -304,18 +369,39 @@ mod tests {
     use super::*;
 
     fn classified(method: &str, uri: &str) -> (Operation, String) {
-        classify(&Request::builder().method(method).uri(uri).body(()).expect("a request"))
+        classify(
+            &Request::builder()
+                .method(method)
+                .uri(uri)
+                .body(())
+                .expect("a request"),
+        )
     }
 
     #[test]
     fn requests_are_told_apart() {
-        assert_eq!(classified("PUT", "/b/a%20b/c?x-id=PutObject"), (Operation::Put, "a b/c".to_owned()));
+        assert_eq!(
+            classified("PUT", "/b/a%20b/c?x-id=PutObject"),
+            (Operation::Put, "a b/c".to_owned())
+        );
         assert_eq!(classified("GET", "/b/k"), (Operation::Get, "k".to_owned()));
-        assert_eq!(classified("GET", "/b?list-type=2&prefix=p%2Fq"), (Operation::List, "p/q".to_owned()));
-        assert_eq!(classified("POST", "/b/?delete="), (Operation::MultiDelete, String::new()));
-        assert_eq!(classified("DELETE", "/b/k?x-id=DeleteObject"), (Operation::Delete, "k".to_owned()));
+        assert_eq!(
+            classified("GET", "/b?list-type=2&prefix=p%2Fq"),
+            (Operation::List, "p/q".to_owned())
+        );
+        assert_eq!(
+            classified("POST", "/b/?delete="),
+            (Operation::MultiDelete, String::new())
+        );
+        assert_eq!(
+            classified("DELETE", "/b/k?x-id=DeleteObject"),
+            (Operation::Delete, "k".to_owned())
+        );
         assert_eq!(classified("PUT", "/b"), (Operation::Other, String::new()));
-        assert_eq!(classified("PUT", "/b/k?partNumber=1&uploadId=u").0, Operation::Other);
+        assert_eq!(
+            classified("PUT", "/b/k?partNumber=1&uploadId=u").0,
+            Operation::Other
+        );
         assert_eq!(classified("GET", "/").0, Operation::Other);
     }
 }

@@ -39,12 +39,23 @@ impl SizedBody {
         let (len, stream): (u64, ByteStream) = match body {
             Body::Bytes(bytes) => {
                 let len = bytes.len() as u64;
-                (len, Box::pin(futures::stream::iter((len > 0).then_some(Ok(bytes)))))
+                (
+                    len,
+                    Box::pin(futures::stream::iter((len > 0).then_some(Ok(bytes)))),
+                )
             }
             Body::Stream { len, stream } => (len, stream),
         };
         let failed = Failed::default();
-        (Self { stream, len, left: len, failed: failed.clone() }, failed)
+        (
+            Self {
+                stream,
+                len,
+                left: len,
+                failed: failed.clone(),
+            },
+            failed,
+        )
     }
 
     /// Bytes of the whole body.
@@ -64,7 +75,10 @@ impl HttpBody for SizedBody {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.stream.as_mut().poll_next(cx) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Some(Ok(bytes))) => match self.left.checked_sub(bytes.len() as u64) {
@@ -80,7 +94,10 @@ impl HttpBody for SizedBody {
             Poll::Ready(Some(Err(error))) => self.fail(error),
             Poll::Ready(None) if self.left == 0 => Poll::Ready(None),
             Poll::Ready(None) => {
-                let text = format!("the body ended {} bytes before the announced {}", self.left, self.len);
+                let text = format!(
+                    "the body ended {} bytes before the announced {}",
+                    self.left, self.len
+                );
                 self.fail(io::Error::new(io::ErrorKind::UnexpectedEof, text))
             }
         }
@@ -123,10 +140,18 @@ impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Stream for Announced<S> {
                 )))),
             },
             Poll::Ready(None) if self.left > 0 => {
-                let text = format!("the store sent {} bytes less than it announced", std::mem::take(&mut self.left));
-                Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::UnexpectedEof, text))))
+                let text = format!(
+                    "the store sent {} bytes less than it announced",
+                    std::mem::take(&mut self.left)
+                );
+                Poll::Ready(Some(Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    text,
+                ))))
             }
-            other => other,
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error))),
+            Poll::Pending => Poll::Pending,
         }
     }
 }

@@ -36,7 +36,12 @@ impl std::fmt::Debug for Renewed {
 
 impl Renewed {
     pub(crate) fn new(http: SharedHttpClient, region: String) -> Self {
-        Self { http, region, expired: AtomicBool::new(false), state: Mutex::new(State::default()) }
+        Self {
+            http,
+            region,
+            expired: AtomicBool::new(false),
+            state: Mutex::new(State::default()),
+        }
     }
 
     /// The next request looks for credentials anew, files and roles included.
@@ -73,7 +78,9 @@ impl Renewed {
                 .await;
             state.chain = Some(chain);
         }
-        let Some(chain) = &state.chain else { return Err(provider::error::CredentialsError::not_loaded_no_source()) };
+        let Some(chain) = &state.chain else {
+            return Err(provider::error::CredentialsError::not_loaded_no_source());
+        };
         match chain.provide_credentials().await {
             Ok(found) => {
                 state.cached = Some(found.clone());

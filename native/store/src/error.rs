@@ -128,8 +128,8 @@ impl Failure {
 fn file_kind(posix: &str) -> ErrorKind {
     match posix {
         "enoent" | "enotdir" => ErrorKind::NotFound,
-        "enospc" | "edquot" | "eio" | "estale" | "eagain" | "eintr" | "emfile" | "enfile" | "enomem" | "ebusy"
-        | "etimedout" | "enolck" => ErrorKind::Transient,
+        "enospc" | "edquot" | "eio" | "estale" | "eagain" | "eintr" | "emfile" | "enfile"
+        | "enomem" | "ebusy" | "etimedout" | "enolck" => ErrorKind::Transient,
         _ => ErrorKind::Invalid,
     }
 }
@@ -153,7 +153,13 @@ pub struct StoreError {
 impl StoreError {
     /// An error whose kind follows from the failure. `message` is one sentence for a person, without secrets.
     pub fn new(op: Op, failure: Failure, message: impl Into<String>) -> Self {
-        Self { kind: failure.kind(), op, failure, message: message.into(), source: None }
+        Self {
+            kind: failure.kind(),
+            op,
+            failure,
+            message: message.into(),
+            source: None,
+        }
     }
 
     /// The same error with another kind, where the caller knows more than the failure tells.
@@ -165,14 +171,23 @@ impl StoreError {
 
     /// The same error with a cause below it.
     #[must_use]
-    pub fn with_source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync + 'static>>) -> Self {
+    pub fn with_source(
+        mut self,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync + 'static>>,
+    ) -> Self {
         self.source = Some(source.into());
         self
     }
 
     /// The same error without its cause, for another key of the same call.
     pub(crate) fn copy(&self) -> Self {
-        Self { kind: self.kind, op: self.op, failure: self.failure.clone(), message: self.message.clone(), source: None }
+        Self {
+            kind: self.kind,
+            op: self.op,
+            failure: self.failure.clone(),
+            message: self.message.clone(),
+            source: None,
+        }
     }
 
     /// The same error, reported as a failure of another call: a probe consists of other calls.
@@ -191,7 +206,12 @@ impl StoreError {
     pub fn file(op: Op, path: &std::path::Path, doing: &str, error: std::io::Error) -> Self {
         let posix = posix_name(&error);
         let message = format!("cannot {doing} {}: {posix} ({error})", path.display());
-        Self::new(op, Failure::File(path.display().to_string(), posix.to_owned()), message).with_source(error)
+        Self::new(
+            op,
+            Failure::File(path.display().to_string(), posix.to_owned()),
+            message,
+        )
+        .with_source(error)
     }
 
     /// An error answer of an S3 server.
@@ -234,7 +254,11 @@ impl Answer {
         if !text.starts_with("<Error>") && !text.starts_with("<Error ") {
             return None;
         }
-        Some(Self { status, code: element(text, "Code"), message: element(text, "Message") })
+        Some(Self {
+            status,
+            code: element(text, "Code"),
+            message: element(text, "Message"),
+        })
     }
 
     /// The one classifier: the error code tells more than the status, where there is one.
@@ -242,17 +266,34 @@ impl Answer {
         match self.code.as_deref() {
             Some("RequestTimeout") => Failure::Timeout,
             Some(
-                "SlowDown" | "SlowDownRead" | "SlowDownWrite" | "Throttling" | "ThrottlingException" | "ThrottledException"
-                | "RequestThrottled" | "RequestThrottledException" | "RequestLimitExceeded" | "BandwidthLimitExceeded"
-                | "TooManyRequests" | "TooManyRequestsException",
+                "SlowDown"
+                | "SlowDownRead"
+                | "SlowDownWrite"
+                | "Throttling"
+                | "ThrottlingException"
+                | "ThrottledException"
+                | "RequestThrottled"
+                | "RequestThrottledException"
+                | "RequestLimitExceeded"
+                | "BandwidthLimitExceeded"
+                | "TooManyRequests"
+                | "TooManyRequestsException",
             ) => Failure::Throttled,
             Some("RequestTimeTooSkewed" | "RequestInTheFuture") => Failure::ClockSkew,
-            Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired") => Failure::ExpiredToken,
-            Some("BadDigest" | "XAmzContentChecksumMismatch" | "XAmzContentSHA256Mismatch") => Failure::ChecksumMismatch,
+            Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired") => {
+                Failure::ExpiredToken
+            }
+            Some("BadDigest" | "XAmzContentChecksumMismatch" | "XAmzContentSHA256Mismatch") => {
+                Failure::ChecksumMismatch
+            }
             Some("ConditionalRequestConflict" | "OperationAborted") => Failure::WriteConflict,
             Some("InternalError") => Failure::Http(500),
             Some("ServiceUnavailable" | "ServerBusy") => Failure::Http(503),
-            Some("AccessDenied" | "SignatureDoesNotMatch" | "InvalidAccessKeyId") if self.status < 300 => Failure::Http(403),
+            Some("AccessDenied" | "SignatureDoesNotMatch" | "InvalidAccessKeyId")
+                if self.status < 300 =>
+            {
+                Failure::Http(403)
+            }
             Some("NoSuchBucket" | "NoSuchKey") if self.status < 300 => Failure::Http(404),
             Some("PreconditionFailed") if self.status < 300 => Failure::Http(412),
             Some(_) | None => match self.status {
@@ -270,22 +311,32 @@ impl Answer {
 
     fn hint(&self, op: Op) -> Option<String> {
         let hint = match self.code.as_deref() {
-            Some("SignatureDoesNotMatch") => "secret_key does not belong to access_key_id".to_owned(),
-            Some("InvalidAccessKeyId" | "NotSignedUp") => "the store does not know this access_key_id".to_owned(),
+            Some("SignatureDoesNotMatch") => {
+                "secret_key does not belong to access_key_id".to_owned()
+            }
+            Some("InvalidAccessKeyId" | "NotSignedUp") => {
+                "the store does not know this access_key_id".to_owned()
+            }
             Some("InvalidToken") => "session_token does not belong to access_key_id".to_owned(),
             Some("NoSuchBucket") => "create the bucket, or correct the setting bucket".to_owned(),
-            Some("PermanentRedirect" | "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException") => {
-                "the setting region is not the bucket's region".to_owned()
-            }
+            Some(
+                "PermanentRedirect"
+                | "AuthorizationHeaderMalformed"
+                | "IllegalLocationConstraintException",
+            ) => "the setting region is not the bucket's region".to_owned(),
             Some("RequestTimeTooSkewed" | "RequestInTheFuture") => {
                 "this machine's clock and the store's differ too much".to_owned()
             }
-            Some("ExpiredToken" | "ExpiredTokenException") => "the credentials have expired".to_owned(),
+            Some("ExpiredToken" | "ExpiredTokenException") => {
+                "the credentials have expired".to_owned()
+            }
             Some("AccessDenied" | "Forbidden" | "AllAccessDisabled") => {
                 format!("the credentials need the IAM action {}", op.iam_action())
             }
             Some(_) => return None,
-            None if self.status == 403 => format!("the credentials need the IAM action {}", op.iam_action()),
+            None if self.status == 403 => {
+                format!("the credentials need the IAM action {}", op.iam_action())
+            }
             None => return None,
         };
         Some(hint)
@@ -309,7 +360,11 @@ fn element(xml: &str, name: &str) -> Option<String> {
 /// What a store says, made fit for one line of a log.
 fn printable(text: &str) -> String {
     const LONGEST: usize = 300;
-    let mut line: String = text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut line: String = text
+        .chars()
+        .take(LONGEST)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
     if text.chars().nth(LONGEST).is_some() {
         line.push_str("...");
     }
@@ -338,14 +393,15 @@ pub(crate) fn chain_text(error: &(dyn std::error::Error + 'static)) -> String {
 pub fn posix_name(error: &std::io::Error) -> &'static str {
     use std::io::ErrorKind as Io;
     let Some(code) = error.raw_os_error() else {
-        return match error.kind() {
-            Io::NotFound => "enoent",
-            Io::PermissionDenied => "eacces",
-            Io::AlreadyExists => "eexist",
-            Io::TimedOut => "etimedout",
-            Io::Interrupted => "eintr",
-            _ => "eio",
-        };
+        let names = [
+            (Io::NotFound, "enoent"),
+            (Io::PermissionDenied, "eacces"),
+            (Io::AlreadyExists, "eexist"),
+            (Io::TimedOut, "etimedout"),
+            (Io::Interrupted, "eintr"),
+        ];
+        let name = names.iter().find(|(kind, _)| *kind == error.kind());
+        return name.map_or("eio", |(_, name)| name);
     };
     match code {
         libc::EPERM => "eperm",
@@ -398,7 +454,12 @@ mod tests {
     use super::*;
 
     fn answer(status: u16, code: &str) -> Failure {
-        Answer { status, code: Some(code.to_owned()), message: None }.failure()
+        Answer {
+            status,
+            code: Some(code.to_owned()),
+            message: None,
+        }
+        .failure()
     }
 
     #[test]
@@ -408,7 +469,10 @@ mod tests {
         assert_eq!(answer(403, "RequestTimeTooSkewed"), Failure::ClockSkew);
         assert_eq!(answer(400, "ExpiredToken"), Failure::ExpiredToken);
         assert_eq!(answer(400, "BadDigest"), Failure::ChecksumMismatch);
-        assert_eq!(answer(409, "ConditionalRequestConflict"), Failure::WriteConflict);
+        assert_eq!(
+            answer(409, "ConditionalRequestConflict"),
+            Failure::WriteConflict
+        );
         assert_eq!(answer(403, "AccessDenied"), Failure::Http(403));
         assert_eq!(answer(400, "InvalidArgument"), Failure::Http(400));
         assert_eq!(answer(429, "Whatever"), Failure::Throttled);
@@ -428,7 +492,11 @@ mod tests {
             assert_eq!(Failure::Http(status).kind(), ErrorKind::Invalid, "{status}");
         }
         for status in [408, 429, 500, 502, 503, 504, 599] {
-            assert_eq!(Failure::Http(status).kind(), ErrorKind::Transient, "{status}");
+            assert_eq!(
+                Failure::Http(status).kind(),
+                ErrorKind::Transient,
+                "{status}"
+            );
         }
     }
 
@@ -439,13 +507,23 @@ mod tests {
         assert_eq!(answer.code.as_deref(), Some("Odd"));
         assert_eq!(answer.message.as_deref(), Some("a <b> &amp; c"));
         assert_eq!(Answer::parse(200, b"<ListBucketResult/>"), None);
-        assert_eq!(Answer::parse(200, b"<DeleteResult><Error><Code>AccessDenied</Code></Error></DeleteResult>"), None);
+        assert_eq!(
+            Answer::parse(
+                200,
+                b"<DeleteResult><Error><Code>AccessDenied</Code></Error></DeleteResult>"
+            ),
+            None
+        );
         assert_eq!(Answer::parse(200, b""), None);
     }
 
     #[test]
     fn what_a_store_says_stays_on_one_line_and_is_cut_off() {
-        let said = Answer { status: 500, code: None, message: Some("a\nb".to_owned() + &"x".repeat(1000)) };
+        let said = Answer {
+            status: 500,
+            code: None,
+            message: Some("a\nb".to_owned() + &"x".repeat(1000)),
+        };
         let error = StoreError::answer(Op::Put, "s3://b/k", &said);
         assert!(error.message.contains("a b"));
         assert!(!error.message.contains('\n'));

@@ -15,7 +15,10 @@ use futures::StreamExt;
 use crate::error::{Failure, Op, StoreError};
 use crate::probe;
 use crate::tree::{self, Tree, TreeError, Upload};
-use crate::{Body, ByteStream, Capabilities, Listed, Object, ObjectStore, Page, Part, PutOptions, Result, Stored};
+use crate::{
+    Body, ByteStream, Capabilities, Listed, Object, ObjectStore, Page, Part, PutOptions, Result,
+    Stored,
+};
 
 /// Folder for unfinished files and the lock, below the root. No key may start with it.
 const SCRATCH: &str = ".stream_s3";
@@ -36,11 +39,17 @@ impl FsStore {
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref();
         if !dir.is_absolute() {
-            let message = format!("{:?} is not an absolute path; the node's working directory is nobody's choice", dir.display());
+            let message = format!(
+                "{:?} is not an absolute path; the node's working directory is nobody's choice",
+                dir.display()
+            );
             return Err(StoreError::setting("fs_dir", message));
         }
         let tree = Tree::new(dir, dir.join(SCRATCH), true);
-        Ok(Self { tree: Arc::new(tree), prepared: AtomicBool::new(false) })
+        Ok(Self {
+            tree: Arc::new(tree),
+            prepared: AtomicBool::new(false),
+        })
     }
 
     /// The folder.
@@ -73,11 +82,19 @@ impl FsStore {
     fn failed(&self, op: Op, key: &str, error: TreeError) -> StoreError {
         let place = || format!("{} {:?} in {}", op.name(), key, self.tree.root().display());
         match error {
-            TreeError::Key(..) => StoreError::new(op, Failure::Http(400), format!("{}: {error}", place())),
-            TreeError::NotFound => StoreError::new(op, Failure::Http(404), format!("{}: no such object", place())),
-            TreeError::Precondition => {
-                StoreError::new(op, Failure::Http(412), format!("{}: the precondition was not met", place()))
+            TreeError::Key(..) => {
+                StoreError::new(op, Failure::Http(400), format!("{}: {error}", place()))
             }
+            TreeError::NotFound => StoreError::new(
+                op,
+                Failure::Http(404),
+                format!("{}: no such object", place()),
+            ),
+            TreeError::Precondition => StoreError::new(
+                op,
+                Failure::Http(412),
+                format!("{}: the precondition was not met", place()),
+            ),
             TreeError::Io { doing, path, error } => StoreError::file(op, &path, doing, error),
         }
     }
@@ -90,16 +107,27 @@ fn make_root(root: &Path) -> tree::Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         // A folder that exists on a read-only file system is the business of whoever writes.
         Err(_) if root.is_dir() => Ok(()),
-        Err(error) => Err(TreeError::Io { doing: "create the folder", path: root.to_owned(), error }),
+        Err(error) => Err(TreeError::Io {
+            doing: "create the folder",
+            path: root.to_owned(),
+            error,
+        }),
     }
 }
 
-async fn blocking<T: Send + 'static>(op: Op, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+async fn blocking<T: Send + 'static>(
+    op: Op,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => Ok(value),
         Err(stopped) => match stopped.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Err(StoreError::new(op, Failure::Closed, "the runtime is being stopped")),
+            Err(_) => Err(StoreError::new(
+                op,
+                Failure::Closed,
+                "the runtime is being stopped",
+            )),
         },
     }
 }
@@ -113,7 +141,10 @@ struct Writing {
 impl FsStore {
     async fn write(&self, key: &str, body: Body) -> Result<Writing> {
         let upload = self.run(Op::Put, key, |tree| tree.begin()).await?;
-        let mut writing = Writing { upload, crc: crc32fast::Hasher::new() };
+        let mut writing = Writing {
+            upload,
+            crc: crc32fast::Hasher::new(),
+        };
         match body {
             Body::Bytes(bytes) => self.append(key, writing, vec![bytes]).await,
             Body::Stream { len, mut stream } => {
@@ -122,7 +153,9 @@ impl FsStore {
                 let mut waiting = 0;
                 while let Some(bytes) = stream.next().await {
                     let bytes = bytes.map_err(|error| {
-                        let message = format!("put {key:?}: the body failed after {taken} of {len} bytes: {error}");
+                        let message = format!(
+                            "put {key:?}: the body failed after {taken} of {len} bytes: {error}"
+                        );
                         StoreError::new(Op::Put, Failure::Body, message).with_source(error)
                     })?;
                     taken += bytes.len() as u64;
@@ -132,12 +165,15 @@ impl FsStore {
                         break;
                     }
                     if waiting >= WRITE_SIZE {
-                        writing = self.append(key, writing, std::mem::take(&mut gathered)).await?;
+                        writing = self
+                            .append(key, writing, std::mem::take(&mut gathered))
+                            .await?;
                         waiting = 0;
                     }
                 }
                 if taken != len {
-                    let message = format!("put {key:?}: the body has {taken} bytes instead of {len}");
+                    let message =
+                        format!("put {key:?}: the body has {taken} bytes instead of {len}");
                     return Err(StoreError::new(Op::Put, Failure::Body, message));
                 }
                 self.append(key, writing, gathered).await
@@ -162,27 +198,44 @@ impl FsStore {
 impl ObjectStore for FsStore {
     async fn put(&self, key: &str, body: Body, options: PutOptions) -> Result<Stored> {
         // Refused before anything is written.
-        self.tree.path(key).map_err(|error| self.failed(Op::Put, key, error))?;
+        self.tree
+            .path(key)
+            .map_err(|error| self.failed(Op::Put, key, error))?;
         let Writing { upload, crc } = self.write(key, body).await?;
         let actual = crc.finalize();
         if let Some(expected) = options.crc32.filter(|expected| *expected != actual) {
-            let message = format!("put {key:?}: the bytes have CRC-32 {actual:08x} instead of {expected:08x}; nothing was stored");
+            let message = format!(
+                "put {key:?}: the bytes have CRC-32 {actual:08x} instead of {expected:08x}; nothing was stored"
+            );
             return Err(StoreError::new(Op::Put, Failure::ChecksumMismatch, message));
         }
         let name = key.to_owned();
-        let entry = self.run(Op::Put, key, move |tree| tree.commit(upload, &name, &options.precondition)).await?;
-        Ok(Stored { etag: Some(entry.etag) })
+        let entry = self
+            .run(Op::Put, key, move |tree| {
+                tree.commit(upload, &name, &options.precondition)
+            })
+            .await?;
+        Ok(Stored {
+            etag: Some(entry.etag),
+        })
     }
 
     async fn get(&self, key: &str, part: Part) -> Result<Object> {
         let name = key.to_owned();
         let (file, entry) = self.run(Op::Get, key, move |tree| tree.open(&name)).await?;
         let range = part.resolve(entry.size).ok_or_else(|| {
-            let message = format!("get {key:?}: no byte of {part:?} lies within its {} bytes", entry.size);
+            let message = format!(
+                "get {key:?}: no byte of {part:?} lies within its {} bytes",
+                entry.size
+            );
             StoreError::new(Op::Get, Failure::Http(416), message)
         })?;
         let body: ByteStream = tree::read_stream(file, range.start, range.end);
-        Ok(Object { size: entry.size, etag: Some(entry.etag), body })
+        Ok(Object {
+            size: entry.size,
+            etag: Some(entry.etag),
+            body,
+        })
     }
 
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, StoreError)>> {
@@ -206,11 +259,25 @@ impl ObjectStore for FsStore {
     async fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<Page> {
         let (start, after) = (prefix.to_owned(), from.map(str::to_owned));
         let max = max.clamp(1, crate::PAGE_SIZE);
-        let (entries, more) =
-            self.run(Op::List, prefix, move |tree| tree.list(&start, after.as_deref(), max)).await?;
-        let next = if more { entries.last().map(|entry| entry.key.clone()) } else { None };
-        let listed = |entry: tree::Entry| Listed { key: entry.key, size: entry.size, modified_ms: Some(entry.modified_ms) };
-        Ok(Page { objects: entries.into_iter().map(listed).collect(), next })
+        let (entries, more) = self
+            .run(Op::List, prefix, move |tree| {
+                tree.list(&start, after.as_deref(), max)
+            })
+            .await?;
+        let next = if more {
+            entries.last().map(|entry| entry.key.clone())
+        } else {
+            None
+        };
+        let listed = |entry: tree::Entry| Listed {
+            key: entry.key,
+            size: entry.size,
+            modified_ms: Some(entry.modified_ms),
+        };
+        Ok(Page {
+            objects: entries.into_iter().map(listed).collect(),
+            next,
+        })
     }
 
     async fn probe(&self, prefix: &str) -> Result<Capabilities> {

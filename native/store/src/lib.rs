@@ -9,9 +9,11 @@ pub mod error;
 pub mod fs;
 mod probe;
 pub mod s3;
+mod sdk_error;
 mod settings;
 pub mod tree;
 
+use std::fmt;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -47,6 +49,16 @@ pub enum Body {
         /// The bytes. An `io::Error` raised here comes back as the source of the [`StoreError`].
         stream: ByteStream,
     },
+}
+
+/// Its length alone: contents are nobody's business in a log.
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => write!(f, "Bytes({} bytes)", bytes.len()),
+            Self::Stream { len, stream: _ } => write!(f, "Stream({len} bytes)"),
+        }
+    }
 }
 
 /// When a PUT may take effect.
@@ -86,6 +98,16 @@ pub struct Object {
     pub etag: Option<String>,
     /// The bytes asked for. Ends with an error when the store sends fewer than it announced.
     pub body: ByteStream,
+}
+
+/// Without the body.
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Object")
+            .field("size", &self.size)
+            .field("etag", &self.etag)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Which part of an object to read.

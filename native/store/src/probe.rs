@@ -19,7 +19,10 @@ where
     P: Fn(String, Bytes, PutOptions) -> F,
     F: Future<Output = Result<()>> + Send,
 {
-    store.list(prefix, None, 1).await.map_err(|error| error.during(Op::Probe))?;
+    store
+        .list(prefix, None, 1)
+        .await
+        .map_err(|error| error.during(Op::Probe))?;
     let base = prefix.trim_end_matches('/');
     let separator = if base.is_empty() { "" } else { "/" };
     let key = format!("{base}{separator}probe-{:016x}", rand::random::<u64>());
@@ -27,7 +30,11 @@ where
     let tried = attempt(store, &keys[0], &keys[1], put).await;
     let failed = store.delete(&keys).await;
     let capabilities = tried.map_err(|error| error.during(Op::Probe))?;
-    if let Some((_, error)) = failed.map_err(|error| error.during(Op::Probe))?.into_iter().next() {
+    if let Some((_, error)) = failed
+        .map_err(|error| error.during(Op::Probe))?
+        .into_iter()
+        .next()
+    {
         return Err(error.during(Op::Probe));
     }
     Ok(capabilities)
@@ -41,15 +48,33 @@ where
 {
     let content = Bytes::from_static(CONTENT);
     let crc32 = crc32fast::hash(CONTENT);
-    let options = |crc32, precondition| PutOptions { crc32: Some(crc32), precondition };
-    put(key.to_owned(), content.clone(), options(crc32, Precondition::None)).await?;
+    let options = |crc32, precondition| PutOptions {
+        crc32: Some(crc32),
+        precondition,
+    };
+    put(
+        key.to_owned(),
+        content.clone(),
+        options(crc32, Precondition::None),
+    )
+    .await?;
     read_back(store, key).await?;
     // A store that does not know these headers overwrites; one that refuses them by another error has no use for us either.
-    let absent = put(key.to_owned(), content.clone(), options(crc32, Precondition::Absent)).await;
+    let absent = put(
+        key.to_owned(),
+        content.clone(),
+        options(crc32, Precondition::Absent),
+    )
+    .await;
     let unlike = Precondition::Matches("\"00000000000000000000000000000000\"".to_owned());
     let matches = put(key.to_owned(), content.clone(), options(crc32, unlike)).await;
     let conditional_writes = honoured(absent)? && honoured(matches)?;
-    let wrong = put(other.to_owned(), content, options(!crc32, Precondition::None)).await;
+    let wrong = put(
+        other.to_owned(),
+        content,
+        options(!crc32, Precondition::None),
+    )
+    .await;
     let verifies_checksums = match wrong {
         Ok(()) => false,
         Err(error) if error.failure == Failure::ChecksumMismatch => true,
@@ -57,7 +82,10 @@ where
         Err(error) if error.kind == ErrorKind::Invalid => true,
         Err(error) => return Err(error),
     };
-    Ok(Capabilities { conditional_writes, verifies_checksums })
+    Ok(Capabilities {
+        conditional_writes,
+        verifies_checksums,
+    })
 }
 
 fn honoured(answer: Result<()>) -> Result<bool> {

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use aws_credential_types::provider::error::CredentialsError;
-use aws_sdk_s3::config::interceptors::{AfterDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextMut};
+use aws_sdk_s3::config::interceptors::{
+    AfterDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextMut,
+};
 use aws_sdk_s3::config::{
-    AppName, BehaviorVersion, ConfigBag, IdentityCache, Intercept, Region, RequestChecksumCalculation,
-    ResponseChecksumValidation, RuntimeComponents, StalledStreamProtectionConfig,
+    AppName, BehaviorVersion, ConfigBag, IdentityCache, Intercept, Region,
+    RequestChecksumCalculation, ResponseChecksumValidation, RuntimeComponents,
+    StalledStreamProtectionConfig,
 };
 use aws_sdk_s3::error::{BoxError, ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::primitives::{ByteStream as SdkStream, SdkBody};
@@ -28,11 +30,13 @@ use md5::{Digest, Md5};
 
 use crate::body::{Announced, SizedBody};
 use crate::credentials::Renewed;
-use crate::error::{Answer, ErrorKind, Failure, Op, StoreError, chain_text};
+use crate::error::{Answer, ErrorKind, Failure, Op, StoreError};
 use crate::probe;
+use crate::sdk_error;
 pub use crate::settings::{Credentials, S3Settings};
 use crate::{
-    Body, Capabilities, Listed, Object, ObjectStore, PAGE_SIZE, Page, Part, Precondition, PutOptions, Result, Stored,
+    Body, Capabilities, Listed, Object, ObjectStore, PAGE_SIZE, Page, Part, Precondition,
+    PutOptions, Result, Stored,
 };
 
 /// Deletes that are under way at a time where the store knows no batches.
@@ -54,7 +58,9 @@ impl S3Store {
     pub fn open(settings: S3Settings) -> Result<Self> {
         settings.check()?;
         let region = settings.region_or_default();
-        let timeouts = TimeoutConfig::builder().disable_operation_timeout().disable_operation_attempt_timeout();
+        let timeouts = TimeoutConfig::builder()
+            .disable_operation_timeout()
+            .disable_operation_attempt_timeout();
         let mut config = aws_sdk_s3::Config::builder()
             .behavior_version(BehaviorVersion::v2026_01_12())
             .region(Region::new(region.clone()))
@@ -81,18 +87,25 @@ impl S3Store {
                     provider as Arc<dyn aws_sdk_s3::config::ProvideCredentials>,
                 ))
             }
-            Credentials::Static { access_key_id, secret_key, session_token } => {
-                config.credentials_provider(aws_sdk_s3::config::Credentials::new(
-                    access_key_id,
-                    secret_key,
-                    session_token.clone(),
-                    None,
-                    "settings",
-                ))
-            }
+            Credentials::Static {
+                access_key_id,
+                secret_key,
+                session_token,
+            } => config.credentials_provider(aws_sdk_s3::config::Credentials::new(
+                access_key_id,
+                secret_key,
+                session_token.clone(),
+                None,
+                "settings",
+            )),
         };
         let client = aws_sdk_s3::Client::from_conf(config.build());
-        Ok(Self { client, settings, renewed, single_deletes: AtomicBool::new(false) })
+        Ok(Self {
+            client,
+            settings,
+            renewed,
+            single_deletes: AtomicBool::new(false),
+        })
     }
 
     /// Bucket, key and endpoint as they appear in messages.
@@ -105,10 +118,19 @@ impl S3Store {
         self.settings.expected_bucket_owner.clone()
     }
 
-    async fn put_object(&self, key: &str, body: Body, options: &PutOptions) -> Result<(Stored, Option<String>)> {
+    async fn put_object(
+        &self,
+        key: &str,
+        body: Body,
+        options: &PutOptions,
+    ) -> Result<(Stored, Option<String>)> {
         let (body, failed) = SizedBody::new(body);
         let len = i64::try_from(body.len()).map_err(|_| {
-            StoreError::new(Op::Put, Failure::Http(413), format!("put {}: the body is too long", self.place(key)))
+            StoreError::new(
+                Op::Put,
+                Failure::Http(413),
+                format!("put {}: the body is too long", self.place(key)),
+            )
         })?;
         let mut request = self
             .client
@@ -117,11 +139,18 @@ impl S3Store {
             .key(key)
             .content_length(len)
             .set_expected_bucket_owner(self.owner())
-            .set_storage_class(self.settings.storage_class.as_deref().map(StorageClass::from))
+            .set_storage_class(
+                self.settings
+                    .storage_class
+                    .as_deref()
+                    .map(StorageClass::from),
+            )
             .set_checksum_crc32(options.crc32.map(encode_crc32))
             .body(SdkStream::new(SdkBody::from_body_1_x(body)));
         if let Some(kms_key_id) = &self.settings.kms_key_id {
-            request = request.server_side_encryption(ServerSideEncryption::AwsKms).ssekms_key_id(kms_key_id);
+            request = request
+                .server_side_encryption(ServerSideEncryption::AwsKms)
+                .ssekms_key_id(kms_key_id);
         }
         request = match &options.precondition {
             Precondition::None => request,
@@ -129,8 +158,18 @@ impl S3Store {
             Precondition::Matches(etag) => request.if_match(quoted(etag)),
         };
         match request.send().await {
+            // A portal or a proxy that answers everything with 200 is no store.
+            Ok(output) if output.e_tag().is_none() => {
+                let message = format!(
+                    "put {}: an answer without an entity tag does not come from a store",
+                    self.place(key)
+                );
+                Err(StoreError::new(Op::Put, Failure::Http(502), message))
+            }
             Ok(output) => {
-                let stored = Stored { etag: output.e_tag().map(str::to_owned) };
+                let stored = Stored {
+                    etag: output.e_tag().map(str::to_owned),
+                };
                 Ok((stored, output.checksum_crc32().map(str::to_owned)))
             }
             Err(error) => {
@@ -139,20 +178,36 @@ impl S3Store {
                     let message = format!("put {}: the body failed: {cause}", self.place(key));
                     return Err(StoreError::new(Op::Put, Failure::Body, message).with_source(cause));
                 }
-                Err(precondition_failed(self.failed(Op::Put, key, error), &options.precondition))
+                Err(precondition_failed(
+                    self.failed(Op::Put, key, error),
+                    &options.precondition,
+                ))
             }
         }
     }
 
     async fn delete_batch(&self, keys: &[String]) -> Result<Vec<(String, StoreError)>> {
         let invalid = |error| {
-            StoreError::new(Op::Delete, Failure::Http(400), format!("delete from {}: {error}", self.place("")))
+            StoreError::new(
+                Op::Delete,
+                Failure::Http(400),
+                format!("delete from {}: {error}", self.place("")),
+            )
         };
         let mut objects = Vec::with_capacity(keys.len());
         for key in keys {
-            objects.push(ObjectIdentifier::builder().key(key).build().map_err(invalid)?);
+            objects.push(
+                ObjectIdentifier::builder()
+                    .key(key)
+                    .build()
+                    .map_err(invalid)?,
+            );
         }
-        let delete = Delete::builder().set_objects(Some(objects)).quiet(true).build().map_err(invalid)?;
+        let delete = Delete::builder()
+            .set_objects(Some(objects))
+            .quiet(true)
+            .build()
+            .map_err(invalid)?;
         let request = self
             .client
             .delete_objects()
@@ -171,7 +226,11 @@ impl S3Store {
                 continue;
             }
             // A status of its own is not sent for a key; the code decides.
-            let answer = Answer { status: 200, code, message: row.message().map(str::to_owned) };
+            let answer = Answer {
+                status: 200,
+                code,
+                message: row.message().map(str::to_owned),
+            };
             failures.push((key.clone(), self.answered(Op::Delete, &key, &answer)));
         }
         Ok(failures)
@@ -208,81 +267,30 @@ impl S3Store {
                 Ok(self.delete_singly(keys).await)
             }
             // Perhaps only these keys: one of them may not be expressible in XML.
-            Err(error) if error.message.contains("MalformedXML") => Ok(self.delete_singly(keys).await),
+            Err(error) if error.message.contains("MalformedXML") => {
+                Ok(self.delete_singly(keys).await)
+            }
             answer => answer,
         }
     }
 
     fn answered(&self, op: Op, key: &str, answer: &Answer) -> StoreError {
-        let error = StoreError::answer(op, &self.place(key), answer);
-        if let (Failure::ExpiredToken, Some(renewed)) = (&error.failure, &self.renewed) {
-            renewed.forget();
-        }
-        error
+        self.noted(StoreError::answer(op, &self.place(key), answer))
     }
 
-    /// The one way from an error of the SDK to ours.
     fn failed<E>(&self, op: Op, key: &str, error: SdkError<E, HttpResponse>) -> StoreError
     where
         E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
-        if let Some(response) = error.raw_response() {
-            let status = response.status().as_u16();
-            let document = response.body().bytes().and_then(|body| Answer::parse(status, body));
-            let meta = error.as_service_error().map(ProvideErrorMetadata::meta);
-            let answer = document.or_else(|| {
-                let meta = meta?;
-                let code = meta.code().map(str::to_owned);
-                Some(Answer { status, code, message: meta.message().map(str::to_owned) })
-            });
-            return match answer {
-                Some(answer) if status >= 300 || answer.code.is_some() => self.answered(op, key, &answer),
-                None if status >= 300 => self.answered(op, key, &Answer { status, code: None, message: None }),
-                Some(_) | None => {
-                    let text = chain_text(&error);
-                    let message = format!("{} {}: the answer cannot be read: {text}", op.name(), self.place(key));
-                    StoreError::new(op, Failure::Connection, message).with_source(error)
-                }
-            };
-        }
-        if let Some(cause) = find::<CredentialsError>(&error) {
-            return self.no_credentials(op, key, cause);
-        }
-        let text = chain_text(&error);
-        let place = self.place(key);
-        let (failure, message) = match &error {
-            SdkError::TimeoutError(_) => (Failure::Timeout, format!("{} {place} took too long: {text}", op.name())),
-            SdkError::DispatchFailure(dispatch) if dispatch.is_timeout() => {
-                (Failure::Timeout, format!("{} {place}: no connection in time: {text}", op.name()))
-            }
-            SdkError::ConstructionFailure(_) => {
-                (Failure::Http(400), format!("{} {place}: no request can be made of it: {text}", op.name()))
-            }
-            _ => (Failure::Connection, format!("{} {place}: no connection, or it broke: {text}", op.name())),
-        };
-        StoreError::new(op, failure, message).with_source(error)
+        self.noted(sdk_error::read(op, &self.place(key), error))
     }
 
-    fn no_credentials(&self, op: Op, key: &str, cause: &CredentialsError) -> StoreError {
-        let text = chain_text(cause);
-        let place = self.place(key);
-        match cause {
-            CredentialsError::CredentialsNotLoaded(_) => {
-                let message = format!(
-                    "{} {place}: no credentials found; set access_key_id and secret_key, or give the node a role ({text})",
-                    op.name()
-                );
-                StoreError::new(op, Failure::Setting("access_key_id"), message)
-            }
-            CredentialsError::InvalidConfiguration(_) => {
-                let message = format!("{} {place}: the credentials' configuration cannot be used: {text}", op.name());
-                StoreError::new(op, Failure::Setting("access_key_id"), message)
-            }
-            _ => {
-                let message = format!("{} {place}: the credentials cannot be fetched: {text}", op.name());
-                StoreError::new(op, Failure::Connection, message)
-            }
+    /// Credentials that have expired are of no more use to the next request.
+    fn noted(&self, error: StoreError) -> StoreError {
+        if let (Failure::ExpiredToken, Some(renewed)) = (&error.failure, &self.renewed) {
+            renewed.forget();
         }
+        error
     }
 }
 
@@ -305,7 +313,9 @@ impl ObjectStore for S3Store {
     async fn get(&self, key: &str, part: Part) -> Result<Object> {
         let range = match &part {
             Part::Whole => None,
-            Part::Range(range) if range.start < range.end => Some(format!("bytes={}-{}", range.start, range.end - 1)),
+            Part::Range(range) if range.start < range.end => {
+                Some(format!("bytes={}-{}", range.start, range.end - 1))
+            }
             Part::Last(n) if *n > 0 => Some(format!("bytes=-{n}")),
             Part::Range(_) | Part::Last(_) => {
                 let message = format!("get {}: {part:?} holds no byte", self.place(key));
@@ -319,7 +329,10 @@ impl ObjectStore for S3Store {
             .key(key)
             .set_range(range)
             .set_expected_bucket_owner(self.owner());
-        let output = request.send().await.map_err(|error| self.failed(Op::Get, key, error))?;
+        let output = request
+            .send()
+            .await
+            .map_err(|error| self.failed(Op::Get, key, error))?;
         let wrong = |what: &str| {
             let message = format!("get {}: {what}", self.place(key));
             Err(StoreError::new(Op::Get, Failure::Http(502), message))
@@ -328,7 +341,10 @@ impl ObjectStore for S3Store {
         if output.e_tag().is_none() {
             return wrong("an answer without an entity tag is not an object");
         }
-        let Some(len) = output.content_length().and_then(|len| u64::try_from(len).ok()) else {
+        let Some(len) = output
+            .content_length()
+            .and_then(|len| u64::try_from(len).ok())
+        else {
             return wrong("an answer without a length cannot be checked for completeness");
         };
         let size = match &part {
@@ -346,7 +362,11 @@ impl ObjectStore for S3Store {
         };
         let etag = output.e_tag().map(str::to_owned);
         let body = BodyDataStream::new(output.body.into_inner()).map_err(std::io::Error::other);
-        Ok(Object { size, etag, body: Box::pin(Announced::new(body, len)) })
+        Ok(Object {
+            size,
+            etag,
+            body: Box::pin(Announced::new(body, len)),
+        })
     }
 
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, StoreError)>> {
@@ -359,7 +379,9 @@ impl ObjectStore for S3Store {
                     failures.extend(rows);
                 }
                 // Of the batches before this one something is known, so the error belongs to the keys.
-                Err(error) if known => failures.extend(batch.iter().map(|key| (key.clone(), error.copy()))),
+                Err(error) if known => {
+                    failures.extend(batch.iter().map(|key| (key.clone(), error.copy())))
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -376,24 +398,47 @@ impl ObjectStore for S3Store {
             .max_keys(max)
             .set_continuation_token(from.map(str::to_owned))
             .set_expected_bucket_owner(self.owner());
-        let output = request.send().await.map_err(|error| self.failed(Op::List, prefix, error))?;
+        let output = request
+            .send()
+            .await
+            .map_err(|error| self.failed(Op::List, prefix, error))?;
         let next = output.next_continuation_token().map(str::to_owned);
         if output.is_truncated() == Some(true) && next.is_none() {
-            let message = format!("list {}: the store cut the list off without saying where it goes on", self.place(prefix));
+            let message = format!(
+                "list {}: the store cut the list off without saying where it goes on",
+                self.place(prefix)
+            );
             return Err(StoreError::new(Op::List, Failure::Http(502), message));
         }
         let mut objects = Vec::with_capacity(output.contents().len());
         for object in output.contents() {
-            let (Some(key), Some(size)) = (object.key(), object.size()) else { continue };
-            let modified_ms = object.last_modified().and_then(|time| time.to_millis().ok());
-            objects.push(Listed { key: key.to_owned(), size: u64::try_from(size).unwrap_or(0), modified_ms });
+            let (Some(key), Some(size)) = (object.key(), object.size()) else {
+                continue;
+            };
+            let modified_ms = object
+                .last_modified()
+                .and_then(|time| time.to_millis().ok());
+            objects.push(Listed {
+                key: key.to_owned(),
+                size: u64::try_from(size).unwrap_or(0),
+                modified_ms,
+            });
         }
-        Ok(Page { objects, next: if output.is_truncated() == Some(true) { next } else { None } })
+        Ok(Page {
+            objects,
+            next: if output.is_truncated() == Some(true) {
+                next
+            } else {
+                None
+            },
+        })
     }
 
     async fn probe(&self, prefix: &str) -> Result<Capabilities> {
         let put = |key: String, body: Bytes, options: PutOptions| async move {
-            self.put_object(&key, Body::Bytes(body), &options).await.map(|_| ())
+            self.put_object(&key, Body::Bytes(body), &options)
+                .await
+                .map(|_| ())
         };
         probe::run(self, prefix, put).await
     }
@@ -420,7 +465,10 @@ impl Intercept for Wire {
             Some(body) if !body.is_empty() => BASE64.encode(Md5::digest(body)),
             Some(_) | None => return Ok(()),
         };
-        context.request_mut().headers_mut().insert("content-md5", digest);
+        context
+            .request_mut()
+            .headers_mut()
+            .insert("content-md5", digest);
         Ok(())
     }
 
@@ -433,7 +481,11 @@ impl Intercept for Wire {
     ) -> std::result::Result<(), BoxError> {
         let response = context.response();
         let status = response.status().as_u16();
-        match response.body().bytes().and_then(|body| Answer::parse(status, body)) {
+        match response
+            .body()
+            .bytes()
+            .and_then(|body| Answer::parse(status, body))
+        {
             Some(_) if status < 300 => Err("a success with an error in its body".into()),
             Some(_) | None => Ok(()),
         }
@@ -447,13 +499,19 @@ fn encode_crc32(crc32: u32) -> String {
 
 /// Entity tags travel in quotes, and callers may have lost them.
 fn quoted(etag: &str) -> String {
-    if etag.starts_with('"') { etag.to_owned() } else { format!("\"{etag}\"") }
+    if etag.starts_with('"') {
+        etag.to_owned()
+    } else {
+        format!("\"{etag}\"")
+    }
 }
 
 /// S3 answers a `If-Match` on a key that is not there with 404.
 fn precondition_failed(error: StoreError, precondition: &Precondition) -> StoreError {
     match (precondition, &error.failure) {
-        (Precondition::Matches(_), Failure::Http(404)) if !error.message.contains("NoSuchBucket") => {
+        (Precondition::Matches(_), Failure::Http(404))
+            if !error.message.contains("NoSuchBucket") =>
+        {
             error.with_kind(ErrorKind::Conflict)
         }
         (Precondition::Matches(_) | Precondition::Absent, Failure::Http(409)) => StoreError {
@@ -473,11 +531,6 @@ fn parse_content_range(header: &str) -> Option<(u64, u64, u64)> {
     Some((first, last.checked_add(1)?, size.parse().ok()?))
 }
 
-/// The first error of type `E` in a chain.
-fn find<'a, E: std::error::Error + 'static>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a E> {
-    std::iter::successors(Some(error), |error| error.source()).find_map(|error| error.downcast_ref::<E>())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -492,41 +545,5 @@ mod tests {
         assert_eq!(parse_content_range("bytes 5-9/20"), Some((5, 10, 20)));
         assert_eq!(parse_content_range("bytes */20"), None);
         assert_eq!(parse_content_range("bytes 5-9/*"), None);
-    }
-
-    #[test]
-    fn settings_that_cannot_work_are_refused_by_the_name_of_their_key() {
-        let refused = |settings| match S3Store::open(settings) {
-            Err(StoreError { failure: Failure::Setting(key), message, .. }) => {
-                assert!(message.starts_with(key), "{message}");
-                key
-            }
-            other => panic!("{other:?}"),
-        };
-        let base = || S3Settings { bucket: "b".to_owned(), region: Some("r".to_owned()), ..S3Settings::default() };
-        assert_eq!(refused(S3Settings { bucket: String::new(), ..base() }), "bucket");
-        assert_eq!(refused(S3Settings { region: None, ..base() }), "region");
-        assert_eq!(refused(S3Settings { endpoint: Some("localhost:9000".to_owned()), ..base() }), "endpoint");
-        assert_eq!(refused(S3Settings { endpoint: Some("http://u:p@h".to_owned()), ..base() }), "endpoint");
-        assert_eq!(refused(S3Settings { ca_file: Some("/nowhere.pem".into()), ..base() }), "ca_file");
-        assert_eq!(refused(S3Settings { proxy: Some("ftp://p".to_owned()), ..base() }), "proxy");
-        let halves = Credentials::Static {
-            access_key_id: "a".to_owned(),
-            secret_key: String::new(),
-            session_token: None,
-        };
-        assert_eq!(refused(S3Settings { credentials: halves, ..base() }), "secret_key");
-    }
-
-    #[test]
-    fn secrets_are_not_shown() {
-        let credentials = Credentials::Static {
-            access_key_id: "id".to_owned(),
-            secret_key: "hidden".to_owned(),
-            session_token: Some("hidden".to_owned()),
-        };
-        let settings =
-            S3Settings { credentials, proxy: Some("http://u:hidden@p:1".to_owned()), ..S3Settings::default() };
-        assert!(!format!("{settings:?}").contains("hidden"));
     }
 }

@@ -4,10 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use aws_smithy_http_client::Connector;
 use aws_smithy_http_client::proxy::ProxyConfig;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
-use aws_smithy_http_client::Connector;
 use aws_smithy_runtime_api::client::http::{
     HttpConnectorSettings, SharedHttpClient, SharedHttpConnector, http_client_fn,
 };
@@ -23,7 +23,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// connection that is being closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Where clouds keep credentials. A proxy cannot reach them.
-const NEVER_PROXIED: &str = "localhost,127.0.0.1,169.254.169.254,169.254.170.2,169.254.170.23,fd00:ec2::254";
+const NEVER_PROXIED: &str =
+    "localhost,127.0.0.1,169.254.169.254,169.254.170.2,169.254.170.23,fd00:ec2::254";
 /// What stores without regions expect in a signature.
 const DEFAULT_REGION: &str = "us-east-1";
 
@@ -50,7 +51,11 @@ impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Chain => f.write_str("Chain"),
-            Self::Static { access_key_id, secret_key: _, session_token } => f
+            Self::Static {
+                access_key_id,
+                secret_key: _,
+                session_token,
+            } => f
                 .debug_struct("Static")
                 .field("access_key_id", access_key_id)
                 .field("session_token", &session_token.as_ref().map(|_| "..."))
@@ -107,34 +112,57 @@ impl S3Settings {
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |key, why: String| Err(StoreError::setting(key, why));
         if self.bucket.is_empty() {
-            return refuse("bucket", "a store of kind s3 needs the name of a bucket".to_owned());
+            return refuse(
+                "bucket",
+                "a store of kind s3 needs the name of a bucket".to_owned(),
+            );
         }
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
         if self.bucket.len() > 63 || !self.bucket.chars().all(allowed) {
-            return refuse("bucket", format!("{:?} is not a bucket's name", self.bucket));
+            return refuse(
+                "bucket",
+                format!("{:?} is not a bucket's name", self.bucket),
+            );
         }
         if self.region.is_none() && self.endpoint.is_none() {
             return refuse("region", "is needed where no endpoint is set".to_owned());
         }
-        if self.region.as_deref().is_some_and(|region| region.is_empty() || region.contains(char::is_whitespace)) {
-            return refuse("region", format!("{:?} is not a region's name", self.region));
+        if self
+            .region
+            .as_deref()
+            .is_some_and(|region| region.is_empty() || region.contains(char::is_whitespace))
+        {
+            return refuse(
+                "region",
+                format!("{:?} is not a region's name", self.region),
+            );
         }
         if let Some(endpoint) = &self.endpoint {
             check_endpoint(endpoint)?;
         }
-        if let Credentials::Static { access_key_id, secret_key, .. } = &self.credentials {
+        if let Credentials::Static {
+            access_key_id,
+            secret_key,
+            ..
+        } = &self.credentials
+        {
             if access_key_id.trim().is_empty() {
                 return refuse("access_key_id", "is empty".to_owned());
             }
             if secret_key.trim().is_empty() {
-                return refuse("secret_key", "is empty although access_key_id is set".to_owned());
+                return refuse(
+                    "secret_key",
+                    "is empty although access_key_id is set".to_owned(),
+                );
             }
         }
         Ok(())
     }
 
     pub(crate) fn region_or_default(&self) -> String {
-        self.region.clone().unwrap_or_else(|| DEFAULT_REGION.to_owned())
+        self.region
+            .clone()
+            .unwrap_or_else(|| DEFAULT_REGION.to_owned())
     }
 
     pub(crate) fn path_style_or_default(&self) -> bool {
@@ -143,7 +171,10 @@ impl S3Settings {
 
     /// The client for the store. Reads `ca_file`, and the system's certificates where they are needed.
     pub(crate) fn store_client(&self) -> Result<SharedHttpClient> {
-        let plain = self.endpoint.as_deref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+        let plain = self
+            .endpoint
+            .as_deref()
+            .is_some_and(|endpoint| endpoint.starts_with("http://"));
         let trust = match self.authorities()? {
             Some(pem) => TrustStore::empty().with_pem_certificate(pem),
             None => TrustStore::empty().with_native_roots(!plain),
@@ -164,7 +195,11 @@ impl S3Settings {
         let context = TlsContext::builder().with_trust_store(trust).build();
         let context = context.map_err(|error| StoreError::setting("ca_file", error))?;
         let mut connector = Connector::builder()
-            .connector_settings(HttpConnectorSettings::builder().connect_timeout(CONNECT_TIMEOUT).build())
+            .connector_settings(
+                HttpConnectorSettings::builder()
+                    .connect_timeout(CONNECT_TIMEOUT)
+                    .build(),
+            )
             .pool_idle_timeout(IDLE_TIMEOUT)
             .tls_provider(Provider::Rustls(CryptoMode::Ring))
             .tls_context(context);
@@ -184,8 +219,12 @@ impl S3Settings {
 
     /// The HTTP client panics over a file it cannot use, so it is read here first.
     fn authorities(&self) -> Result<Option<Vec<u8>>> {
-        let Some(path) = &self.ca_file else { return Ok(None) };
-        let refuse = |why: &dyn fmt::Display| StoreError::setting("ca_file", format!("{}: {why}", path.display()));
+        let Some(path) = &self.ca_file else {
+            return Ok(None);
+        };
+        let refuse = |why: &dyn fmt::Display| {
+            StoreError::setting("ca_file", format!("{}: {why}", path.display()))
+        };
         let pem = std::fs::read(path).map_err(|error| refuse(&error))?;
         let mut roots = rustls::RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(&pem) {
@@ -215,4 +254,100 @@ fn check_endpoint(endpoint: &str) -> Result<()> {
         return refuse("is not a URL like https://host:port");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::S3Store;
+    use crate::error::Failure;
+
+    #[test]
+    fn settings_that_cannot_work_are_refused_by_the_name_of_their_key() {
+        let refused = |settings| match S3Store::open(settings) {
+            Err(StoreError {
+                failure: Failure::Setting(key),
+                message,
+                ..
+            }) => {
+                assert!(message.starts_with(key), "{message}");
+                key
+            }
+            other => panic!("{other:?}"),
+        };
+        let base = || S3Settings {
+            bucket: "b".to_owned(),
+            region: Some("r".to_owned()),
+            ..S3Settings::default()
+        };
+        assert_eq!(
+            refused(S3Settings {
+                bucket: String::new(),
+                ..base()
+            }),
+            "bucket"
+        );
+        assert_eq!(
+            refused(S3Settings {
+                region: None,
+                ..base()
+            }),
+            "region"
+        );
+        assert_eq!(
+            refused(S3Settings {
+                endpoint: Some("localhost:9000".to_owned()),
+                ..base()
+            }),
+            "endpoint"
+        );
+        assert_eq!(
+            refused(S3Settings {
+                endpoint: Some("http://u:p@h".to_owned()),
+                ..base()
+            }),
+            "endpoint"
+        );
+        assert_eq!(
+            refused(S3Settings {
+                ca_file: Some("/nowhere.pem".into()),
+                ..base()
+            }),
+            "ca_file"
+        );
+        assert_eq!(
+            refused(S3Settings {
+                proxy: Some("ftp://p".to_owned()),
+                ..base()
+            }),
+            "proxy"
+        );
+        let halves = Credentials::Static {
+            access_key_id: "a".to_owned(),
+            secret_key: String::new(),
+            session_token: None,
+        };
+        assert_eq!(
+            refused(S3Settings {
+                credentials: halves,
+                ..base()
+            }),
+            "secret_key"
+        );
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let credentials = Credentials::Static {
+            access_key_id: "id".to_owned(),
+            secret_key: "hidden".to_owned(),
+            session_token: Some("hidden".to_owned()),
+        };
+        let settings = S3Settings {
+            credentials,
+            proxy: Some("http://u:hidden@p:1".to_owned()),
+            ..S3Settings::default()
+        };
+        assert!(!format!("{settings:?}").contains("hidden"));
+    }
 }

@@ -57,8 +57,15 @@ pub enum TreeError {
 /// What a call on a [`Tree`] returns.
 pub type Result<T> = std::result::Result<T, TreeError>;
 
-fn failed<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> TreeError + use<'a> {
-    move |error| TreeError::Io { doing, path: path.to_owned(), error }
+fn failed<'a>(
+    doing: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> TreeError + use<'a> {
+    move |error| TreeError::Io {
+        doing,
+        path: path.to_owned(),
+        error,
+    }
 }
 
 /// What is known of an object without reading it.
@@ -112,7 +119,9 @@ pub struct Upload {
 impl Upload {
     /// Appends bytes.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(failed("write", &self.path))
+        self.file
+            .write_all(bytes)
+            .map_err(failed("write", &self.path))
     }
 }
 
@@ -122,7 +131,9 @@ impl Drop for Upload {
             Ok(()) => {}
             // Renamed to its place: the usual end.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!(path = %self.path.display(), %error, "cannot remove a scratch file"),
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), %error, "cannot remove a scratch file")
+            }
         }
     }
 }
@@ -131,7 +142,12 @@ impl Tree {
     /// A tree at `root`, which must exist. `scratch` is created; it must lie on the same file system, and where it lies below the
     /// root its first component is no key. `durable` says whether a commit waits until the disk has the object. No I/O.
     pub fn new(root: impl Into<PathBuf>, scratch: impl Into<PathBuf>, durable: bool) -> Self {
-        Self { root: root.into(), scratch: scratch.into(), durable, uploads: AtomicU64::new(0) }
+        Self {
+            root: root.into(),
+            scratch: scratch.into(),
+            durable,
+            uploads: AtomicU64::new(0),
+        }
     }
 
     /// The folder.
@@ -144,12 +160,19 @@ impl Tree {
         fs::create_dir_all(&self.scratch).map_err(failed("create the folder", &self.scratch))?;
         let now = SystemTime::now();
         for row in fs::read_dir(&self.scratch).map_err(failed("read the folder", &self.scratch))? {
-            let path = row.map_err(failed("read the folder", &self.scratch))?.path();
+            let path = row
+                .map_err(failed("read the folder", &self.scratch))?
+                .path();
             if path.extension().is_none_or(|extension| extension != "part") {
                 continue;
             }
-            let Ok(modified) = fs::metadata(&path).and_then(|metadata| metadata.modified()) else { continue };
-            if now.duration_since(modified).is_ok_and(|age| age > SCRATCH_AGE) {
+            let Ok(modified) = fs::metadata(&path).and_then(|metadata| metadata.modified()) else {
+                continue;
+            };
+            if now
+                .duration_since(modified)
+                .is_ok_and(|age| age > SCRATCH_AGE)
+            {
                 remove_if_there(&path)?;
             }
         }
@@ -184,12 +207,17 @@ impl Tree {
     pub fn begin(&self) -> Result<Upload> {
         let number = self.uploads.fetch_add(1, Ordering::Relaxed);
         // The random part keeps hosts apart that share the folder and happen to run with the same process id.
-        let name = format!("{}-{number}-{:08x}.part", std::process::id(), rand::random::<u32>());
+        let name = format!(
+            "{}-{number}-{:08x}.part",
+            std::process::id(),
+            rand::random::<u32>()
+        );
         let path = self.scratch.join(name);
         let open = || OpenOptions::new().write(true).create_new(true).open(&path);
         let file = match open() {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.root.is_dir() => {
-                fs::create_dir_all(&self.scratch).map_err(failed("create the folder", &self.scratch))?;
+                fs::create_dir_all(&self.scratch)
+                    .map_err(failed("create the folder", &self.scratch))?;
                 open()
             }
             other => other,
@@ -201,12 +229,20 @@ impl Tree {
     /// Puts a written object in its place, if the precondition is met. Answers with its entry.
     pub fn commit(&self, upload: Upload, key: &str, precondition: &Precondition) -> Result<Entry> {
         let path = self.path(key)?;
-        let set_time = upload.file.set_times(FileTimes::new().set_modified(SystemTime::now()));
+        let set_time = upload
+            .file
+            .set_times(FileTimes::new().set_modified(SystemTime::now()));
         set_time.map_err(failed("set the time of", &upload.path))?;
         if self.durable {
-            upload.file.sync_all().map_err(failed("write", &upload.path))?;
+            upload
+                .file
+                .sync_all()
+                .map_err(failed("write", &upload.path))?;
         }
-        let metadata = upload.file.metadata().map_err(failed("read", &upload.path))?;
+        let metadata = upload
+            .file
+            .metadata()
+            .map_err(failed("read", &upload.path))?;
         self.place(&upload.path, &path, precondition)?;
         if self.durable {
             sync_parent(&path)?;
@@ -229,7 +265,10 @@ impl Tree {
                 Precondition::Matches(expected) => {
                     let _lock = self.lock(true)?;
                     match fs::metadata(to) {
-                        Ok(metadata) if metadata.is_file() && etag(&metadata) == expected.trim_matches('"') => {
+                        Ok(metadata)
+                            if metadata.is_file()
+                                && etag(&metadata) == expected.trim_matches('"') =>
+                        {
                             fs::rename(from, to)
                         }
                         Ok(_) => return Err(TreeError::Precondition),
@@ -240,27 +279,45 @@ impl Tree {
             };
             match placed {
                 Ok(()) => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(TreeError::Precondition),
-                Err(error) if error.kind() == io::ErrorKind::NotFound && from.exists() => self.make_folders(to)?,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    return Err(TreeError::Precondition);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound && from.exists() => {
+                    self.make_folders(to)?
+                }
                 Err(error) => return Err(failed("write", to)(error)),
             }
         }
-        let error = io::Error::new(io::ErrorKind::Interrupted, "the folder was removed again and again");
+        let error = io::Error::new(
+            io::ErrorKind::Interrupted,
+            "the folder was removed again and again",
+        );
         Err(failed("write", to)(error))
     }
 
     /// Serialises `If-Match` with every other change, among processes too; the others do not wait for each other.
     fn lock(&self, exclusive: bool) -> Result<File> {
         let path = self.scratch.join("lock");
-        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let open = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path);
         let file = open.map_err(failed("open", &path))?;
-        let locked = if exclusive { file.lock() } else { file.lock_shared() };
+        let locked = if exclusive {
+            file.lock()
+        } else {
+            file.lock_shared()
+        };
         locked.map_err(failed("lock", &path))?;
         Ok(file)
     }
 
     fn make_folders(&self, path: &Path) -> Result<()> {
-        let Some(folder) = path.parent() else { return Ok(()) };
+        let Some(folder) = path.parent() else {
+            return Ok(());
+        };
         // Only below the root: a root that went away (a lost mount) must not be made anew on the disk below it.
         if !folder.starts_with(&self.root) || folder == self.root {
             return match fs::metadata(&self.root) {
@@ -278,7 +335,14 @@ impl Tree {
                     Ok(()) if self.durable => sync_parent(folder),
                     Ok(()) => Ok(()),
                     // Made or removed by another thread: the caller's rename tells.
-                    Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) => Ok(()),
+                    Err(error)
+                        if matches!(
+                            error.kind(),
+                            io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound
+                        ) =>
+                    {
+                        Ok(())
+                    }
                     Err(error) => Err(failed("create the folder", folder)(error)),
                 }
             }
@@ -310,7 +374,9 @@ impl Tree {
         let _lock = match self.lock(false) {
             Ok(lock) => lock,
             // No scratch folder: nothing was ever stored.
-            Err(TreeError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound && self.root.is_dir() => {
+            Err(TreeError::Io { error, .. })
+                if error.kind() == io::ErrorKind::NotFound && self.root.is_dir() =>
+            {
                 return Ok(false);
             }
             Err(error) => return Err(error),
@@ -318,7 +384,9 @@ impl Tree {
         let removed = remove_if_there(&path)?;
         // An empty folder is no object. Removing fails on one that is not empty, so this cannot race with an upload.
         let mut folder = path.parent();
-        while let Some(empty) = folder.filter(|folder| *folder != self.root && folder.starts_with(&self.root)) {
+        while let Some(empty) =
+            folder.filter(|folder| *folder != self.root && folder.starts_with(&self.root))
+        {
             if fs::remove_dir(empty).is_err() {
                 break;
             }
@@ -329,12 +397,27 @@ impl Tree {
 
     /// Objects whose key starts with `prefix` and is greater than `after`, ascending, at most `max`; and whether there are
     /// more. Reads only the folders that can hold such keys.
-    pub fn list(&self, prefix: &str, after: Option<&str>, max: usize) -> Result<(Vec<Entry>, bool)> {
+    pub fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        max: usize,
+    ) -> Result<(Vec<Entry>, bool)> {
         let base = prefix.rfind('/').map_or("", |slash| &prefix[..=slash]);
-        if base.split_terminator('/').any(|part| part.is_empty() || part == "." || part == "..") || base.contains('\0') {
+        if base
+            .split_terminator('/')
+            .any(|part| part.is_empty() || part == "." || part == "..")
+            || base.contains('\0')
+        {
             return Ok((Vec::new(), false));
         }
-        let mut walk = Walk { tree: self, prefix, after, limit: max.saturating_add(1), found: Vec::new() };
+        let mut walk = Walk {
+            tree: self,
+            prefix,
+            after,
+            limit: max.saturating_add(1),
+            found: Vec::new(),
+        };
         walk.folder(&self.root.join(base), base)?;
         let more = walk.found.len() > max;
         walk.found.truncate(max);
@@ -355,7 +438,11 @@ impl Walk<'_> {
     fn folder(&mut self, path: &Path, base: &str) -> Result<()> {
         let mut names = match fs::read_dir(path) {
             Ok(rows) => self.names(path, base, rows)?,
-            Err(error) if is_absent(&error) && (path != self.tree.root() || self.tree.root().is_dir()) => return Ok(()),
+            Err(error)
+                if is_absent(&error) && (path != self.tree.root() || self.tree.root().is_dir()) =>
+            {
+                return Ok(());
+            }
             Err(error) => return Err(failed("read the folder", path)(error)),
         };
         names.sort_unstable();
@@ -384,7 +471,9 @@ impl Walk<'_> {
         for row in rows {
             let row = row.map_err(failed("read the folder", path))?;
             // A name that is no text was not stored by us.
-            let Ok(name) = row.file_name().into_string() else { continue };
+            let Ok(name) = row.file_name().into_string() else {
+                continue;
+            };
             let Ok(kind) = row.file_type() else { continue };
             let mut key = format!("{base}{name}");
             if kind.is_dir() {
@@ -404,7 +493,10 @@ impl Walk<'_> {
 
     fn may_hold(&self, folder: &str) -> bool {
         let in_prefix = folder.starts_with(self.prefix) || self.prefix.starts_with(folder);
-        in_prefix && self.after.is_none_or(|after| folder > after || after.starts_with(folder))
+        in_prefix
+            && self
+                .after
+                .is_none_or(|after| folder > after || after.starts_with(folder))
     }
 }
 
@@ -412,25 +504,29 @@ impl Walk<'_> {
 /// file is shorter.
 pub fn read_stream(file: File, start: u64, end: u64) -> ByteStream {
     let state = (Some(file), start);
-    Box::pin(futures::stream::unfold(state, move |(file, at)| async move {
-        let file = file?;
-        if at >= end {
-            return None;
-        }
-        let read = tokio::task::spawn_blocking(move || {
-            let len = usize::try_from((end - at).min(READ_SIZE)).unwrap_or(usize::MAX);
-            let mut bytes = BytesMut::zeroed(len);
-            file.read_exact_at(&mut bytes, at).map(|()| (file, bytes.freeze()))
-        });
-        Some(match read.await {
-            Ok(Ok((file, bytes))) => {
-                let at = at + bytes.len() as u64;
-                (Ok::<Bytes, io::Error>(bytes), (Some(file), at))
+    Box::pin(futures::stream::unfold(
+        state,
+        move |(file, at)| async move {
+            let file = file?;
+            if at >= end {
+                return None;
             }
-            Ok(Err(error)) => (Err(error), (None, at)),
-            Err(stopped) => (Err(io::Error::other(stopped)), (None, at)),
-        })
-    }))
+            let read = tokio::task::spawn_blocking(move || {
+                let len = usize::try_from((end - at).min(READ_SIZE)).unwrap_or(usize::MAX);
+                let mut bytes = BytesMut::zeroed(len);
+                file.read_exact_at(&mut bytes, at)
+                    .map(|()| (file, bytes.freeze()))
+            });
+            Some(match read.await {
+                Ok(Ok((file, bytes))) => {
+                    let at = at + bytes.len() as u64;
+                    (Ok::<Bytes, io::Error>(bytes), (Some(file), at))
+                }
+                Ok(Err(error)) => (Err(error), (None, at)),
+                Err(stopped) => (Err(io::Error::other(stopped)), (None, at)),
+            })
+        },
+    ))
 }
 
 /// Milliseconds since the Unix epoch as a time.
@@ -439,7 +535,10 @@ pub fn time_of(modified_ms: i64) -> SystemTime {
 }
 
 fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
 }
 
 fn remove_if_there(path: &Path) -> Result<bool> {
@@ -452,7 +551,9 @@ fn remove_if_there(path: &Path) -> Result<bool> {
 
 /// A rename or a new folder is on the disk only once the folder above it is. One that another thread removed meanwhile needs nothing.
 fn sync_parent(path: &Path) -> Result<()> {
-    let Some(parent) = path.parent() else { return Ok(()) };
+    let Some(parent) = path.parent() else {
+        return Ok(());
+    };
     match File::open(parent).and_then(|folder| folder.sync_all()) {
         Ok(()) => Ok(()),
         Err(error) if is_absent(&error) => Ok(()),

@@ -1,0 +1,134 @@
+//! What the tests of the stores share.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use bytes::Bytes;
+use futures::StreamExt;
+use stream_s3_s3local::{Options, S3Local};
+use stream_s3_store::{
+    Body, ByteStream, Credentials, ObjectStore, Part, Precondition, PutOptions, S3Settings,
+    S3Store, StoreError,
+};
+use tempfile::TempDir;
+
+pub(crate) const BUCKET: &str = "bucket";
+
+/// A server with a folder of its own.
+pub(crate) struct Server {
+    pub(crate) local: S3Local,
+    pub(crate) dir: TempDir,
+}
+
+impl Server {
+    pub(crate) async fn start() -> Self {
+        let dir = TempDir::new().expect("a folder");
+        let local = S3Local::start(Options::new(dir.path(), BUCKET))
+            .await
+            .expect("a server");
+        Self { local, dir }
+    }
+
+    pub(crate) fn settings(&self) -> S3Settings {
+        settings(self.local.endpoint())
+    }
+
+    pub(crate) fn store(&self) -> S3Store {
+        S3Store::open(self.settings()).expect("a store")
+    }
+}
+
+pub(crate) fn settings(endpoint: &str) -> S3Settings {
+    S3Settings {
+        bucket: BUCKET.to_owned(),
+        endpoint: Some(endpoint.to_owned()),
+        credentials: Credentials::Static {
+            access_key_id: "s3local".to_owned(),
+            secret_key: "s3local-secret".to_owned(),
+            session_token: None,
+        },
+        ..S3Settings::default()
+    }
+}
+
+/// Bytes that repeat nowhere near.
+pub(crate) fn bytes(len: usize) -> Bytes {
+    let mut state: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        bytes.extend_from_slice(&state.to_be_bytes());
+    }
+    bytes.truncate(len);
+    bytes.into()
+}
+
+pub(crate) fn with_crc(bytes: &[u8]) -> PutOptions {
+    PutOptions {
+        crc32: Some(crc32fast::hash(bytes)),
+        precondition: Precondition::None,
+    }
+}
+
+pub(crate) fn on(precondition: Precondition) -> PutOptions {
+    PutOptions {
+        crc32: None,
+        precondition,
+    }
+}
+
+/// A body in pieces.
+pub(crate) fn stream(bytes: &Bytes, piece: usize) -> Body {
+    let pieces: Vec<_> = (0..bytes.len())
+        .step_by(piece)
+        .map(|at| Ok(bytes.slice(at..bytes.len().min(at + piece))))
+        .collect();
+    Body::Stream {
+        len: bytes.len() as u64,
+        stream: Box::pin(futures::stream::iter(pieces)),
+    }
+}
+
+pub(crate) async fn put(store: &dyn ObjectStore, key: &str, content: &str) {
+    let content = Bytes::from(content.to_owned());
+    store
+        .put(key, Body::Bytes(content), PutOptions::default())
+        .await
+        .expect(key);
+}
+
+pub(crate) async fn collect(mut body: ByteStream) -> std::io::Result<Bytes> {
+    let mut all = Vec::new();
+    while let Some(bytes) = body.next().await {
+        all.extend_from_slice(&bytes?);
+    }
+    Ok(all.into())
+}
+
+pub(crate) async fn read(
+    store: &dyn ObjectStore,
+    key: &str,
+    part: Part,
+) -> Result<Bytes, StoreError> {
+    Ok(collect(store.get(key, part).await?.body)
+        .await
+        .expect("a whole body"))
+}
+
+pub(crate) async fn keys(store: &dyn ObjectStore, prefix: &str, page: usize) -> Vec<String> {
+    let mut keys = Vec::new();
+    let mut from = None;
+    loop {
+        let page_of = store
+            .list(prefix, from.as_deref(), page)
+            .await
+            .expect("a page");
+        assert!(page_of.objects.len() <= page);
+        keys.extend(page_of.objects.into_iter().map(|row| row.key));
+        match page_of.next {
+            Some(next) => from = Some(next),
+            None => return keys,
+        }
+    }
+}
