@@ -15,20 +15,23 @@
 -export([abi_version/0]).
 -export([assembly_new/2, assembly_add_chunk/2, assembly_add_chunks/2, assembly_is_cut/1, assembly_metadata/1]).
 -export([assembly_index_records/1, assembly_info/1]).
--export([core_init/3, core_manifest/1, core_persisted_manifest/1, core_rebalance_in_flight/1, core_format_state/1]).
+-export([core_init/3, core_init_reset/5]).
+-export([core_manifest/1, core_persisted_manifest/1, core_rebalance_in_flight/1, core_format_state/1]).
 -export([core_fragment_cut/3, core_transfer_complete/3, core_transfer_failed/3]).
 -export([core_group_upload_complete/2, core_group_upload_failed/2, core_persist_complete/3, core_persist_failed/2]).
 -export([core_tick/2, core_await_offset/3, core_retention_started/1, core_retention_complete/2, core_retention_failed/2]).
 -export([manifest_new_edit/1, manifest_apply_edit/2, manifest_is_well_formed/1]).
 -export([manifest_encode_root/1, manifest_decode_root/1, manifest_encode_group/2, manifest_decode_group/1]).
 -export([manifest_lookup_offset/2, manifest_lookup_timestamp/2, manifest_evaluate_remote_retention/3, manifest_resume/2]).
--export([chunk_is_committed/2, compare_log/2, error_class/1, retry_delay/4, valid_stream_id/1, object_key/3]).
+-export([chunk_is_committed/2, compare_log/2, start_on_other_timeline/2, check_timeline/2, error_class/1]).
+-export([retry_delay/4, valid_stream_id/1, object_key/3]).
 -export([store_open/1, store_probe/3, store_put/6, store_get/5, store_delete/4, store_list/6, store_cancel/1]).
 -export([put_root/6, get_root/6, put_group/6, get_group/7]).
 -export([governor_start/1, governor_submit/5, governor_finished/2, governor_cancel/2, governor_set_rate/3]).
 -export([governor_set_concurrency/2, governor_stop/3, governor_info/1]).
 
 -export_type([assembly/0, core/0, store/0, governor/0, chunk/0, meta/0, effect/0, reason/0, op/0, error_kind/0]).
+-export_type([local_log/0, start/0, chunk_identity/0]).
 -export_type([ref/0, uid/0, offset/0, stream_id/0, cont/0, lookup/0, part/0]).
 
 -on_load(on_load/0).
@@ -69,6 +72,16 @@
     spans => [{SegmentOffset :: offset(), StartPos :: non_neg_integer(), EndPos :: non_neg_integer()}],
     _ => _
 }.
+%% The log covers `[first, next)'; `first' is undefined while it is empty. Deleted segments that are still open begin at
+%% `pinned_first', and reach up to `first' without a gap.
+-type local_log() :: #{first := offset() | undefined, next := offset(), pinned_first => offset() | undefined}.
+-type start() ::
+    {fresh, offset()}
+    | {resume, offset()}
+    | {remote_ahead, Discarded :: {First :: offset(), Next :: offset()}, At :: offset()}
+    | {local_ahead, Discarded :: {First :: offset(), Next :: offset()}, At :: offset()}
+    | wait_for_log.
+-type chunk_identity() :: #{chunk_id := offset(), epoch := non_neg_integer(), crc := non_neg_integer(), _ => _}.
 -type effect() ::
     {submit_transfer, ref(), Stream :: term(), Dir :: term(), meta()}
     | {resubmit_transfer, ref(), Stream :: term(), Dir :: term(), meta()}
@@ -178,6 +191,11 @@ assembly_info(_Assembly) -> ?NOT_LOADED.
 -spec core_init(#manifest{}, Opts :: map(), NowMs :: integer()) -> {core(), [effect()]}.
 core_init(_Manifest, _Opts, _NowMs) -> ?NOT_LOADED.
 
+%% Starts on an empty manifest at `At' that is to replace this one. Effects: start_persist with `at_once', none otherwise.
+-spec core_init_reset(#manifest{}, At :: offset(), When :: at_once | with_first_fragment, Opts :: map(), NowMs :: integer()) ->
+    {core(), [effect()]}.
+core_init_reset(_Manifest, _At, _When, _Opts, _NowMs) -> ?NOT_LOADED.
+
 -spec core_manifest(core()) -> #manifest{}.
 core_manifest(_Core) -> ?NOT_LOADED.
 
@@ -269,22 +287,35 @@ manifest_resume(_Fetched, _Cont) -> ?NOT_LOADED.
 -spec chunk_is_committed(ChunkId :: offset(), Committed :: integer()) -> boolean().
 chunk_is_committed(_ChunkId, _Committed) -> ?NOT_LOADED.
 
-%% @doc Where to start on a local log that covers `[first, next)'; `first' is undefined while it is empty.
--spec compare_log(#manifest{}, #{first := offset() | undefined, next := offset(), pinned_first => offset() | undefined}) ->
-    {fresh, offset()}
-    | {resume, offset()}
-    | {remote_ahead, Discarded :: {First :: offset(), Next :: offset()}, At :: offset()}
-    | {local_ahead, Discarded :: {First :: offset(), Next :: offset()}, At :: offset()}
-    | wait_for_log.
+%% @doc Where to start on a local log.
+-spec compare_log(#manifest{}, local_log()) -> start().
 compare_log(_Manifest, _Log) -> ?NOT_LOADED.
+
+%% @doc The same, once {@link check_timeline/2} has answered `different'.
+-spec start_on_other_timeline(#manifest{}, local_log()) -> start().
+start_on_other_timeline(_Manifest, _Log) -> ?NOT_LOADED.
+
+%% @doc Whether the newest tiered chunk is also in the local log. `inside_another': a local chunk covers that offset, but
+%% does not begin there; `trimmed': the local log begins later.
+-spec check_timeline(Remote :: chunk_identity(), Local :: chunk_identity() | inside_another | trimmed) ->
+    same | different | unverifiable.
+check_timeline(_Remote, _Local) -> ?NOT_LOADED.
 
 %% @doc What kind of failure a reason is. Reasons that are not of the contract are permanent.
 -spec error_class(Reason :: term()) -> transient | throttled | permanent.
 error_class(_Reason) -> ?NOT_LOADED.
 
-%% @doc Milliseconds to wait before attempt number `Attempt + 1', 1 being the first that failed. `Random' in [0, 1) picks within the jitter.
--spec retry_delay(transient | throttled | permanent, Attempt :: pos_integer(), Delays :: map(), Random :: float()) -> non_neg_integer().
-retry_delay(_Class, _Attempt, _Delays, _Random) -> ?NOT_LOADED.
+%% @doc Milliseconds to wait after so many failures, the last one of this class. `Delays' are four settings under their
+%% configured names; `Random' in [0, 1) picks within the jitter.
+-spec retry_delay(Class, Failures :: pos_integer(), Delays, Random :: float()) -> Ms :: non_neg_integer() when
+    Class :: transient | throttled | permanent,
+    Delays :: #{
+        task_retry_delay_ms := non_neg_integer(),
+        task_retry_delay_max_ms := non_neg_integer(),
+        upload_retry_delay_ms := non_neg_integer(),
+        upload_retry_delay_max_ms := non_neg_integer()
+    }.
+retry_delay(_Class, _Failures, _Delays, _Random) -> ?NOT_LOADED.
 
 -spec valid_stream_id(binary()) -> boolean().
 valid_stream_id(_StreamId) -> ?NOT_LOADED.

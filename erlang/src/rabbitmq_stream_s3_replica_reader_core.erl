@@ -7,7 +7,7 @@
 
 -include("rabbitmq_stream_s3.hrl").
 
--export([init/2, manifest/1, persisted_manifest/1, rebalance_in_flight/1, format_state/1]).
+-export([init/2, init_reset/4, manifest/1, persisted_manifest/1, rebalance_in_flight/1, format_state/1]).
 -export([fragment_cut/2, transfer_complete/3, transfer_failed/3, group_upload_complete/2, group_upload_failed/2]).
 -export([persist_complete/2, persist_failed/2, tick/2, await_offset/3]).
 -export([retention_started/1, retention_complete/2, retention_failed/2]).
@@ -42,9 +42,18 @@
 %% @doc Starts from the manifest that the metadata store anchors, or from an empty one with revision 0.
 -spec init(#manifest{}, opts()) -> {state(), [effect()]}.
 init(Manifest, Opts) ->
+    ?CALL(core_init(Manifest, with_defaults(Opts), now_ms()), [Manifest, Opts]).
+
+%% @doc Starts on an empty manifest at `At' that takes the place of `Old', on the same revision. With `at_once' the effects
+%% persist it; with `with_first_fragment' the old one stays published until a fragment is persisted in its stead.
+-spec init_reset(Old :: #manifest{}, At :: rabbitmq_stream_s3_nif:offset(), at_once | with_first_fragment, opts()) ->
+    {state(), [effect()]}.
+init_reset(Old, At, When, Opts) ->
+    ?CALL(core_init_reset(Old, At, When, with_defaults(Opts), now_ms()), [Old, At, When, Opts]).
+
+with_defaults(Opts) ->
     Missing = [Key || Key <- ?CONFIGURED, not is_map_key(Key, Opts)],
-    Defaults = maps:from_list([{Key, rabbitmq_stream_s3_config:get(Key)} || Key <- Missing]),
-    ?CALL(core_init(Manifest, maps:merge(Defaults, Opts), now_ms()), [Manifest, Opts]).
+    maps:merge(maps:from_list([{Key, rabbitmq_stream_s3_config:get(Key)} || Key <- Missing]), Opts).
 
 %% @doc The manifest with every completed transfer in it, persisted or not. Costs a copy of its entries.
 -spec manifest(state()) -> #manifest{}.

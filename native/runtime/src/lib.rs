@@ -1,1 +1,22 @@
-//! Governor, fragment transfers and store requests on one tokio runtime.
+//! Carries out what the core has decided: uploads of fragments, paced by a governor, and single requests to a store.
+//!
+//! Everything runs on threads of the library. Callers hand work over and are answered through a [`Mailbox`] or a
+//! future; no call waits for the store. This crate knows nothing of the BEAM.
+
+pub mod buffers;
+mod executor;
+pub mod governor;
+pub mod metrics;
+mod panics;
+mod scan;
+mod segment;
+mod store;
+mod transfer;
+
+pub use executor::{Executor, StartError};
+pub use governor::{Event, Governor, Limits, Mailbox, Work};
+pub use metrics::Snapshot;
+pub use panics::caught_async;
+pub use segment::posix_name;
+pub use store::{Read, Settings, Store};
+pub use transfer::{Fragment, reason};

@@ -1,0 +1,85 @@
+//! NIFs of the small decisions and of names. All of them run on normal schedulers, in constant time unless they say otherwise.
+
+use rustler::{Env, NifResult, Term};
+use stream_s3_core::decisions::commit;
+use stream_s3_core::decisions::local_log;
+use stream_s3_core::decisions::retry;
+use stream_s3_core::decisions::timeline;
+
+use crate::term;
+
+/// Whether a chunk may be drained.
+#[rustler::nif]
+fn chunk_is_committed(chunk_id: Term, committed: Term) -> NifResult<bool> {
+    Ok(commit::chunk_is_committed(
+        term::offset(chunk_id, "chunk id")?,
+        term::signed(committed, "committed")?,
+    ))
+}
+
+/// Where to start on a local log. Linear in the entries of the manifest.
+#[rustler::nif]
+fn compare_log<'a>(env: Env<'a>, manifest: Term<'a>, log: Term<'a>) -> NifResult<Term<'a>> {
+    Ok(term::start(
+        env,
+        &local_log::compare(&term::whole_manifest(manifest)?, &term::log(log)?),
+    ))
+}
+
+/// Where to start on a local log that has turned out to be of another timeline. Linear in the entries of the manifest.
+#[rustler::nif]
+fn start_on_other_timeline<'a>(
+    env: Env<'a>,
+    manifest: Term<'a>,
+    log: Term<'a>,
+) -> NifResult<Term<'a>> {
+    Ok(term::start(
+        env,
+        &local_log::on_other_timeline(&term::whole_manifest(manifest)?, &term::log(log)?),
+    ))
+}
+
+/// Whether tier and log are of one timeline.
+#[rustler::nif]
+fn check_timeline<'a>(env: Env<'a>, remote: Term<'a>, local: Term<'a>) -> NifResult<Term<'a>> {
+    Ok(term::timeline(
+        env,
+        timeline::check_timeline(&term::chunk_identity(remote)?, &term::local_chunk(local)?),
+    ))
+}
+
+/// What kind of failure a reason is.
+#[rustler::nif]
+fn error_class<'a>(env: Env<'a>, reason: Term<'a>) -> Term<'a> {
+    term::error_class_term(env, term::transfer_error(reason).class())
+}
+
+/// How long to wait before the next attempt.
+#[rustler::nif]
+fn retry_delay<'a>(
+    class: Term<'a>,
+    failures: Term<'a>,
+    delays: Term<'a>,
+    random: Term<'a>,
+) -> NifResult<u64> {
+    // Beyond that many failures the delay has long been at its maximum.
+    let failures = u32::try_from(term::unsigned(failures, "failures")?).unwrap_or(u32::MAX);
+    Ok(retry::retry_delay(
+        term::error_class(class)?,
+        failures,
+        &term::retry_delays(delays)?,
+        term::jitter(random)?,
+    ))
+}
+
+/// Whether this can be a stream id. False for every other term too.
+#[rustler::nif]
+fn valid_stream_id(stream: Term) -> bool {
+    term::stream_id(stream).is_ok()
+}
+
+/// The key of an object.
+#[rustler::nif]
+fn object_key(prefix: Term, stream: Term, object: Term) -> NifResult<String> {
+    term::object_key(prefix, &term::stream_id(stream)?, object)
+}

@@ -1,0 +1,124 @@
+//! What the small decisions take and answer.
+
+use rustler::{Encoder, Env, NifResult, Term};
+use stream_s3_core::decisions::local_log::{Discarded, LocalLog, Start};
+use stream_s3_core::decisions::retry::RetryDelays;
+use stream_s3_core::decisions::timeline::{ChunkIdentity, LocalChunk, Timeline};
+use stream_s3_core::error::ErrorClass;
+
+use super::{
+    atoms, epoch, field, is, misuse, need, offset, offset_or_undefined, unsigned, unsigned32,
+};
+
+/// `#{first, next, pinned_first}` of a local log; `pinned_first` may be left out.
+pub(crate) fn log(term: Term) -> NifResult<LocalLog> {
+    let pinned = term.map_get(atoms::pinned_first()).ok();
+    Ok(LocalLog {
+        first: offset_or_undefined(field(term, atoms::first(), "log.first")?, "log.first")?,
+        next: offset(field(term, atoms::next(), "log.next")?, "log.next")?,
+        pinned_first: pinned.map_or(Ok(None), |pinned| {
+            offset_or_undefined(pinned, "log.pinned_first")
+        })?,
+    })
+}
+
+/// Where to start.
+pub(crate) fn start<'a>(env: Env<'a>, start: &Start) -> Term<'a> {
+    let range = |discarded: &Discarded| (discarded.first.0, discarded.next.0);
+    match start {
+        Start::Fresh { at } => (atoms::fresh(), at.0).encode(env),
+        Start::Resume { at } => (atoms::resume(), at.0).encode(env),
+        Start::RemoteAhead { discarded, at } => {
+            (atoms::remote_ahead(), range(discarded), at.0).encode(env)
+        }
+        Start::LocalAhead { discarded, at } => {
+            (atoms::local_ahead(), range(discarded), at.0).encode(env)
+        }
+        Start::WaitForLog => atoms::wait_for_log().encode(env),
+    }
+}
+
+/// `#{chunk_id, epoch, crc}`; other keys are ignored, so that a header map will do.
+pub(crate) fn chunk_identity(term: Term) -> NifResult<ChunkIdentity> {
+    Ok(ChunkIdentity {
+        chunk_id: offset(
+            field(term, atoms::chunk_id(), "chunk.chunk_id")?,
+            "chunk.chunk_id",
+        )?,
+        epoch: epoch(field(term, atoms::epoch(), "chunk.epoch")?, "chunk.epoch")?,
+        crc: unsigned32(field(term, atoms::crc(), "chunk.crc")?, "chunk.crc")?,
+    })
+}
+
+/// The same of the local log, or why there is no such chunk.
+pub(crate) fn local_chunk(term: Term) -> NifResult<LocalChunk> {
+    if is(term, atoms::inside_another()) {
+        Ok(LocalChunk::InsideAnother)
+    } else if is(term, atoms::trimmed()) {
+        Ok(LocalChunk::Trimmed)
+    } else {
+        chunk_identity(term).map(LocalChunk::Found)
+    }
+}
+
+/// What a comparison of two chunks says.
+pub(crate) fn timeline<'a>(env: Env<'a>, timeline: Timeline) -> Term<'a> {
+    match timeline {
+        Timeline::Same => atoms::same(),
+        Timeline::Different => atoms::different(),
+        Timeline::Unverifiable => atoms::unverifiable(),
+    }
+    .encode(env)
+}
+
+/// A class of errors.
+pub(crate) fn error_class(term: Term) -> NifResult<ErrorClass> {
+    if is(term, atoms::transient()) {
+        Ok(ErrorClass::Transient)
+    } else if is(term, atoms::throttled()) {
+        Ok(ErrorClass::Throttled)
+    } else if is(term, atoms::permanent()) {
+        Ok(ErrorClass::Permanent)
+    } else {
+        Err(misuse(format!(
+            "class: expected transient, throttled or permanent, got {term:?}"
+        )))
+    }
+}
+
+/// A class of errors, as its atom.
+pub(crate) fn error_class_term<'a>(env: Env<'a>, class: ErrorClass) -> Term<'a> {
+    match class {
+        ErrorClass::Transient => atoms::transient(),
+        ErrorClass::Throttled => atoms::throttled(),
+        ErrorClass::Permanent => atoms::permanent(),
+    }
+    .encode(env)
+}
+
+/// The delays, under the names of the configuration.
+pub(crate) fn retry_delays(term: Term) -> NifResult<RetryDelays> {
+    let get = |key, what| unsigned(field(term, key, what)?, what);
+    Ok(RetryDelays {
+        transient_ms: get(atoms::task_retry_delay_ms(), "task_retry_delay_ms")?,
+        transient_max_ms: get(atoms::task_retry_delay_max_ms(), "task_retry_delay_max_ms")?,
+        permanent_ms: get(atoms::upload_retry_delay_ms(), "upload_retry_delay_ms")?,
+        permanent_max_ms: get(
+            atoms::upload_retry_delay_max_ms(),
+            "upload_retry_delay_max_ms",
+        )?,
+    })
+}
+
+/// A random number of `[0, 1)`, spread over 32 bits.
+pub(crate) fn jitter(term: Term) -> NifResult<u32> {
+    let random: f64 = need(term, "random", "a float of [0, 1)")?;
+    if (0.0..=1.0).contains(&random) {
+        // Saturates: 1.0 becomes the largest jitter.
+        Ok((random * (f64::from(u32::MAX) + 1.0)) as u32)
+    } else {
+        Err(misuse(format!(
+            "random: expected a float of [0, 1), got {random}"
+        )))
+    }
+}

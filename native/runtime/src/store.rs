@@ -1,0 +1,236 @@
+//! An open store and the objects that are read and written as a whole: manifest roots and groups.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt as _;
+use stream_s3_core::error::FormatError;
+use stream_s3_core::key::{self, Prefix, StreamId};
+use stream_s3_core::manifest::{self, Entry, EntryKind, Manifest};
+use stream_s3_core::units::{Epoch, Offset, Uid};
+use stream_s3_store::fs::FsStore;
+use stream_s3_store::s3::{S3Settings, S3Store};
+use stream_s3_store::{
+    Body, ByteStream, ErrorKind, Failure, ObjectStore, Op, Part, PutOptions, Result, SharedStore,
+    StoreError,
+};
+
+/// Objects larger than this are not read into memory. A root of a million entries is half as large.
+const MAX_IN_MEMORY: u64 = 64 << 20;
+
+/// Where a store is.
+#[derive(Debug, Clone)]
+pub enum Settings {
+    /// An S3 bucket.
+    S3(Box<S3Settings>),
+    /// A directory.
+    Fs(std::path::PathBuf),
+}
+
+/// An open store, with the prefix of all its keys. Cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    objects: SharedStore,
+    prefix: Arc<Prefix>,
+}
+
+/// An object, or a part of it, in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Read {
+    /// Bytes of the whole object.
+    pub size: u64,
+    /// Entity tag, where the store has one.
+    pub etag: Option<String>,
+    /// The part asked for.
+    pub bytes: Bytes,
+}
+
+impl Store {
+    /// Opens a store; sends no request.
+    ///
+    /// # Errors
+    /// `Failure::Setting` names the setting that cannot be used.
+    pub fn open(settings: Settings, prefix: Prefix) -> Result<Self> {
+        let objects: SharedStore = match settings {
+            Settings::S3(settings) => Arc::new(S3Store::open(*settings)?),
+            Settings::Fs(dir) => Arc::new(FsStore::open(dir)?),
+        };
+        Ok(Self::over(objects, prefix))
+    }
+
+    /// A store over one that is open already: wrappers, tests.
+    #[must_use]
+    pub fn over(objects: SharedStore, prefix: Prefix) -> Self {
+        Self {
+            objects,
+            prefix: Arc::new(prefix),
+        }
+    }
+
+    /// The store itself.
+    #[must_use]
+    pub fn objects(&self) -> &dyn ObjectStore {
+        &*self.objects
+    }
+
+    /// What every key starts with.
+    #[must_use]
+    pub fn prefix(&self) -> &Prefix {
+        &self.prefix
+    }
+
+    /// Stores a manifest root under a new key, with its checksum; answers the uid in that key. One request.
+    ///
+    /// # Errors
+    /// As [`ObjectStore::put`]; `Invalid` where the manifest cannot be written down.
+    pub async fn put_root(
+        &self,
+        stream: &StreamId,
+        epoch: Epoch,
+        manifest: &Manifest,
+    ) -> Result<Uid> {
+        let bytes = manifest::encode_root(manifest)
+            .map_err(|error| refused(Op::Put, ErrorKind::Invalid, "the root", error))?;
+        let uid = Uid(rand::random());
+        self.put(&key::root(&self.prefix, stream, epoch, uid), bytes.into())
+            .await?;
+        Ok(uid)
+    }
+
+    /// Reads a manifest root; its revision is 0. One request.
+    ///
+    /// # Errors
+    /// As [`ObjectStore::get`]; `Corrupt` where the object is no root.
+    pub async fn get_root(&self, stream: &StreamId, epoch: Epoch, uid: Uid) -> Result<Manifest> {
+        let key = key::root(&self.prefix, stream, epoch, uid);
+        let read = self.get(&key, Part::Whole).await?;
+        manifest::decode_root(&read.bytes)
+            .map_err(|error| refused(Op::Get, ErrorKind::Corrupt, &key, error))
+    }
+
+    /// Stores a group under a new key, with its checksum; answers the uid in that key. One request.
+    ///
+    /// # Errors
+    /// As [`ObjectStore::put`]; `Invalid` where there is no such group.
+    pub async fn put_group(
+        &self,
+        stream: &StreamId,
+        kind: EntryKind,
+        entries: &[Entry],
+    ) -> Result<Uid> {
+        let bytes = manifest::encode_group(kind, entries)
+            .map_err(|error| refused(Op::Put, ErrorKind::Invalid, "the group", error))?;
+        let uid = Uid(rand::random());
+        let first = entries
+            .first()
+            .map_or(Offset(0), |entry| entry.first_offset);
+        self.put(
+            &key::group(&self.prefix, stream, kind, first, uid),
+            bytes.into(),
+        )
+        .await?;
+        Ok(uid)
+    }
+
+    /// Reads the entries of a group. One request.
+    ///
+    /// # Errors
+    /// As [`ObjectStore::get`]; `Corrupt` where the object is no group of this kind.
+    pub async fn get_group(
+        &self,
+        stream: &StreamId,
+        kind: EntryKind,
+        first: Offset,
+        uid: Uid,
+    ) -> Result<Vec<Entry>> {
+        let key = key::group(&self.prefix, stream, kind, first, uid);
+        let read = self.get(&key, Part::Whole).await?;
+        let group = manifest::decode_group(&read.bytes)
+            .map_err(|error| refused(Op::Get, ErrorKind::Corrupt, &key, error))?;
+        if group.kind == kind {
+            Ok(group.entries)
+        } else {
+            let message = format!("{key}: holds a group of another kind ({:?})", group.kind);
+            Err(StoreError {
+                kind: ErrorKind::Corrupt,
+                op: Op::Get,
+                failure: Failure::ChecksumMismatch,
+                message,
+                source: None,
+            })
+        }
+    }
+
+    /// Reads an object, or a part of it, into memory. One request.
+    ///
+    /// # Errors
+    /// As [`ObjectStore::get`]; `Invalid` where more than 64 MiB were to be read.
+    pub async fn get(&self, key: &str, part: Part) -> Result<Read> {
+        let object = self.objects.get(key, part).await?;
+        let bytes = collect(key, object.body).await?;
+        Ok(Read {
+            size: object.size,
+            etag: object.etag,
+            bytes,
+        })
+    }
+
+    /// Deletes the objects of `keys`; answers those that could not be deleted.
+    ///
+    /// # Errors
+    /// As [`ObjectStore::delete`].
+    pub async fn delete(&self, keys: &[String]) -> Result<Vec<(String, StoreError)>> {
+        self.objects.delete(keys).await
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<()> {
+        let options = PutOptions {
+            crc32: Some(crc32fast::hash(&bytes)),
+            ..PutOptions::default()
+        };
+        self.objects
+            .put(key, Body::Bytes(bytes), options)
+            .await
+            .map(drop)
+    }
+}
+
+async fn collect(key: &str, mut body: ByteStream) -> Result<Bytes> {
+    let mut whole = BytesMut::new();
+    while let Some(piece) = body.next().await {
+        let piece = piece.map_err(|error| StoreError {
+            kind: ErrorKind::Transient,
+            op: Op::Get,
+            failure: Failure::Connection,
+            message: format!(
+                "{key}: the answer broke off after {} bytes: {error}",
+                whole.len()
+            ),
+            source: Some(Box::new(error)),
+        })?;
+        if (whole.len() + piece.len()) as u64 > MAX_IN_MEMORY {
+            let message = format!(
+                "{key}: longer than {MAX_IN_MEMORY} bytes, which is too long to be read as a whole"
+            );
+            return Err(StoreError {
+                kind: ErrorKind::Invalid,
+                op: Op::Get,
+                failure: Failure::Body,
+                message,
+                source: None,
+            });
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(whole.freeze())
+}
+
+fn refused(op: Op, kind: ErrorKind, what: &str, error: FormatError) -> StoreError {
+    StoreError {
+        kind,
+        op,
+        failure: Failure::ChecksumMismatch,
+        message: format!("{what}: {error}"),
+        source: Some(Box::new(error)),
+    }
+}
