@@ -6,7 +6,10 @@
 use std::collections::BTreeMap;
 
 use stream_s3_core::fragment::Fragment;
-use stream_s3_core::manifest::{Edit, Entry, EntryKind, GroupRef, Manifest, ObjectRef, apply_edit};
+use stream_s3_core::manifest::{
+    Edit, Entry, EntryKind, FetchFailed, GroupRef, Lookup, Manifest, ObjectRef, Retention,
+    apply_edit,
+};
 use stream_s3_core::units::{Offset, Revision, TimestampMs, Uid};
 
 /// Bytes of the fragment `[first, next)`.
@@ -97,4 +100,66 @@ impl Groups {
             })
             .collect()
     }
+}
+
+/// Runs a search to its end, fetching groups from `groups`; the groups fetched on the way.
+pub(crate) fn search(mut found: Lookup, groups: &Groups) -> (Option<Offset>, Vec<GroupRef>) {
+    let mut fetched = Vec::new();
+    loop {
+        match found {
+            Lookup::Found(fragment) => return (Some(fragment.offset), fetched),
+            Lookup::NotFound => return (None, fetched),
+            Lookup::Fetch(group, continuation) => {
+                fetched.push(group);
+                found = continuation.resume(&groups.0[&group]).unwrap();
+            }
+        }
+    }
+}
+
+/// Runs an evaluation to its end; the groups in `missing` cannot be fetched.
+pub(crate) fn evaluate(mut found: Retention, groups: &Groups, missing: &[GroupRef]) -> Retention {
+    loop {
+        match found {
+            Retention::Fetch(group, continuation) if missing.contains(&group) => {
+                found = continuation.resume(Err(FetchFailed));
+            }
+            Retention::Fetch(group, continuation) => {
+                found = continuation.resume(Ok(groups.0[&group].clone()));
+            }
+            Retention::Unchanged | Retention::Drop { .. } => return found,
+        }
+    }
+}
+
+/// A manifest whose fragments, `0..count` of ten records each, have moved into groups of `threshold` wherever they could.
+pub(crate) fn grouped(count: u64, threshold: usize) -> (Manifest, Groups) {
+    let mut groups = Groups::default();
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut uid = 1_000;
+    for number in 0..count {
+        entries.push(entry(number * 10, number * 10 + 10));
+        while let Some((start, kind)) = run(&entries, threshold) {
+            uid += 1;
+            let moved: Vec<_> = entries.drain(start..start + threshold).collect();
+            entries.insert(start, groups.store(kind, moved, uid));
+        }
+    }
+    let mut manifest = Manifest::empty_at(Offset(0), Revision(1));
+    manifest.next_offset = Offset(count * 10);
+    manifest.total_size = u128::from(count) * 1_000;
+    if count > 0 {
+        manifest.first_timestamp = timestamp(0);
+        manifest.first_last_timestamp = timestamp(9);
+    }
+    manifest.entries = entries.into_iter().collect();
+    (manifest, groups)
+}
+
+/// The first run of `threshold` entries of one kind, found the slow way.
+pub(crate) fn run(entries: &[Entry], threshold: usize) -> Option<(usize, EntryKind)> {
+    let start = entries.windows(threshold).position(|window| {
+        window.iter().all(|entry| entry.kind == window[0].kind) && window[0].kind.parent().is_some()
+    })?;
+    Some((start, entries[start].kind.parent()?))
 }
