@@ -6,7 +6,7 @@
 
 use super::persist::{Origin, Pending};
 use super::{Effect, Machine};
-use crate::manifest::{ENTRY_SIZE, Edit, EditError, EntryKind, apply_edit, new_edit};
+use crate::manifest::{ENTRY_SIZE, Edit, EditError, Entry, EntryKind, apply_edit, new_edit};
 use crate::units::{Offset, TimestampMs};
 
 /// A retention in flight, and what it cannot know.
@@ -14,6 +14,9 @@ use crate::units::{Offset, TimestampMs};
 pub(super) struct RetentionInFlight {
     /// What earlier retentions had removed from the speculative manifest, and not yet from the persisted one, when this one began.
     hidden: Removed,
+    /// The fragment that followed the persisted manifest's last one when this one began, if there was one: where everything persisted
+    /// goes, that is the oldest fragment left.
+    following: Option<Entry>,
 }
 
 /// What retentions remove.
@@ -71,6 +74,7 @@ impl<T: Clone> Machine<T> {
     pub fn retention_started(&mut self) {
         self.retention = Some(RetentionInFlight {
             hidden: self.unpersisted_removals(),
+            following: self.oldest_unpersisted(),
         });
     }
 
@@ -136,30 +140,42 @@ impl<T: Clone> Machine<T> {
         fitted.size = edit
             .size
             .saturating_sub(self.hidden_from(edit, fitted.len)?.size);
-        match self.manifest.entries.get(count) {
-            None => {
-                fitted.first_timestamp = TimestampMs::NONE;
-                fitted.first_last_timestamp = TimestampMs::NONE;
-            }
-            // Not the edit's: where it empties the persisted manifest, fragments may have been appended since.
-            Some(entry) if entry.kind == EntryKind::Fragment => {
-                if entry.first_offset != first_offset {
-                    let fragment = entry.first_offset;
-                    return Err(RetentionError::InsideFragment {
-                        first_offset,
-                        fragment,
-                    });
-                }
-                fitted.first_timestamp = entry.first_timestamp;
-                fitted.first_last_timestamp = entry.last_timestamp;
-            }
-            Some(_) => {
-                fitted.first_timestamp = edit.first_timestamp;
-                fitted.first_last_timestamp = edit.first_last_timestamp;
-            }
-        }
+        (fitted.first_timestamp, fitted.first_last_timestamp) =
+            self.oldest_timestamps(edit, count)?;
         self.check_size(fitted.size, count)?;
         Ok((fitted, count))
+    }
+
+    /// Timestamps of the fragment that is the oldest after `edit`, which removes `count` entries.
+    fn oldest_timestamps(
+        &self,
+        edit: &Edit,
+        count: usize,
+    ) -> Result<(TimestampMs, TimestampMs), RetentionError> {
+        let Some(first) = self.manifest.entries.get(count) else {
+            return Ok((TimestampMs::NONE, TimestampMs::NONE));
+        };
+        let oldest = match first.kind {
+            EntryKind::Fragment if first.first_offset == edit.first_offset => Some(*first),
+            EntryKind::Fragment => {
+                let (first_offset, fragment) = (edit.first_offset, first.first_offset);
+                return Err(RetentionError::InsideFragment {
+                    first_offset,
+                    fragment,
+                });
+            }
+            // Inside the group only the edit knows, unless it empties the persisted manifest: of what came since it cannot know.
+            EntryKind::Group | EntryKind::KiloGroup | EntryKind::MegaGroup => self
+                .retention
+                .and_then(|retention| retention.following)
+                .or_else(|| self.oldest_unpersisted())
+                .filter(|entry| entry.first_offset == edit.first_offset),
+        };
+        Ok(
+            oldest.map_or((edit.first_timestamp, edit.first_last_timestamp), |entry| {
+                (entry.first_timestamp, entry.last_timestamp)
+            }),
+        )
     }
 
     /// How many entries end at or below `offset`.
@@ -187,6 +203,13 @@ impl<T: Clone> Machine<T> {
         } else {
             Err(RetentionError::OtherManifest)
         }
+    }
+
+    /// The oldest fragment that is not persisted.
+    fn oldest_unpersisted(&self) -> Option<Entry> {
+        self.unpersisted()
+            .find(|pending| pending.origin == Origin::Fragment)
+            .and_then(|pending| pending.edit.entries.first().copied())
     }
 
     fn unpersisted_removals(&self) -> Removed {

@@ -76,7 +76,7 @@ pub(crate) fn manifest_of(fragments: &[(u64, u64)], revision: u64) -> Manifest {
 }
 
 /// Groups by what they are referred to.
-#[derive(Default, Clone)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Groups(pub(crate) BTreeMap<GroupRef, Vec<Entry>>);
 
 impl Groups {
