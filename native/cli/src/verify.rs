@@ -103,10 +103,11 @@ pub(crate) async fn verify(
     let mut named = Named::default();
     match verified.chosen.map(|index| &roots[index]) {
         Some(root) => {
+            named.root = Some((root.epoch, root.uid));
             if let Ok(manifest) = &root.manifest {
                 let nodes = tree::read_tree(reader, prefix, stream, manifest).await?;
                 let checked = check::check_tree(&root.key, manifest, &nodes);
-                named = Named::of(root, &checked);
+                named.below = below(&checked);
                 verify_tree(reader, stream, checked, options, &mut verified).await?;
             }
             note_replaced(reader, root, &mut verified).await?;
@@ -265,16 +266,11 @@ struct Named {
     below: HashSet<(EntryKind, Offset, Uid)>,
 }
 
-impl Named {
-    fn of(root: &Root, checked: &Checked<'_>) -> Self {
-        let nodes = checked.fragments.iter().chain(&checked.groups);
-        Self {
-            root: Some((root.epoch, root.uid)),
-            below: nodes
-                .map(|node| (node.entry.kind, node.entry.first_offset, node.entry.uid))
-                .collect(),
-        }
-    }
+fn below(checked: &Checked<'_>) -> HashSet<(EntryKind, Offset, Uid)> {
+    let nodes = checked.fragments.iter().chain(&checked.groups);
+    nodes
+        .map(|node| (node.entry.kind, node.entry.first_offset, node.entry.uid))
+        .collect()
 }
 
 /// Lists the stream's prefix: one request for each 1000 objects.
@@ -330,3 +326,6 @@ async fn find_orphans(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

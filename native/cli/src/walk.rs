@@ -445,4 +445,4 @@ fn describe(record: IndexRecord) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -8,7 +8,7 @@ use super::*;
 
 /// A fragment of chunks of one record each, and its entry. Filters, data and trailers of all lengths from 0 up, so that every part
 /// is empty somewhere.
-fn fragment(chunks: u64, part: impl Fn(u64) -> usize) -> (Entry, Vec<u8>) {
+pub(crate) fn fragment(chunks: u64, part: impl Fn(u64) -> usize) -> (Entry, Vec<u8>) {
     let mut object = OBJECT_HEADER.to_vec();
     let mut index = Vec::new();
     for id in 0..chunks {

@@ -35,9 +35,14 @@ pub(crate) const FIRST: &str = "rabbitmq/stream/demo/data/00000000000000000000.0
 /// Key of the fragment at offset 15.
 pub(crate) const SECOND: &str = "rabbitmq/stream/demo/data/00000000000000000015.00000002.fragment";
 
+/// Name of the bucket: that of its directory.
+pub(crate) const BUCKET: &str = "tiered";
+
 /// A bucket with one stream, `demo`.
 pub(crate) struct Bucket {
-    dir: TempDir,
+    /// Holds the bucket's directory.
+    _parent: TempDir,
+    dir: PathBuf,
     /// Entries of its fragments.
     pub(crate) fragments: Vec<Entry>,
 }
@@ -98,8 +103,12 @@ impl Bucket {
 
     /// Fragments without a root.
     pub(crate) fn unlisted(count: u64) -> Self {
+        let parent = TempDir::new().unwrap();
+        let dir = parent.path().join(BUCKET);
+        fs::create_dir(&dir).unwrap();
         let mut bucket = Self {
-            dir: TempDir::new().unwrap(),
+            _parent: parent,
+            dir,
             fragments: Vec::new(),
         };
         for number in 0..count {
@@ -135,7 +144,7 @@ impl Bucket {
     }
 
     pub(crate) fn dir(&self) -> &Path {
-        self.dir.path()
+        &self.dir
     }
 
     pub(crate) fn key(&self, entry: &Entry) -> String {
@@ -149,7 +158,7 @@ impl Bucket {
     }
 
     pub(crate) fn path(&self, key: &str) -> PathBuf {
-        self.dir.path().join(key)
+        self.dir.join(key)
     }
 
     pub(crate) fn put(&self, key: &str, bytes: &[u8]) {
@@ -193,7 +202,7 @@ impl Bucket {
 
     /// Runs the command on this bucket.
     pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
-        let dir = self.dir.path().to_str().unwrap();
+        let dir = self.dir.to_str().unwrap();
         stream_s3(&[&["--fs", dir], arguments].concat())
     }
 }
