@@ -30,7 +30,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All of them, in the order of [`Operation::index`].
+    /// All of them.
     pub const ALL: [Self; 8] = [
         Self::Put,
         Self::Get,

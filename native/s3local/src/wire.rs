@@ -1,7 +1,9 @@
 //! Every request passes here, on its way from the connection to the S3 service and back: here it is counted, and here faults are made.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +11,7 @@ use futures::{Stream, StreamExt};
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, BodyStream, Empty, Full, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::{Body, Frame, Incoming};
 use s3s::StdError;
 use s3s::service::S3Service;
 use tokio::sync::watch;
@@ -68,7 +70,7 @@ pub(crate) async fn answer(
         tokio::time::sleep(plan.delay).await;
     }
     let answer = match plan.then {
-        None => serve(&shared, request.map(s3s::Body::from)).await,
+        None => serve(&shared, request.map(plain)).await,
         Some(action) => faulty(&shared, &ending, request, action).await,
     };
     if let Ok(answer) = &answer {
@@ -81,16 +83,58 @@ pub(crate) async fn answer(
     answer
 }
 
+/// Lets the service answer. Where it refuses without having read the whole body, the rest is read here: a client that is still
+/// sending when the connection is closed may never see the answer.
 async fn serve(
     shared: &Shared,
     request: Request<s3s::Body>,
 ) -> Result<Response<AnswerBody>, Abort> {
-    let answer = shared
-        .service
-        .call(request)
-        .await
-        .map_err(|error| Abort::Service(error.into()))?;
+    let (request, rest) = if length(request.headers()) > 0 {
+        let rest = Rest::default();
+        let kept = rest.clone();
+        let request = request.map(|body| s3s::Body::http_body_unsync(kept.of(body)));
+        (request, Some(rest))
+    } else {
+        (request, None)
+    };
+    let answer = shared.service.call(request).await;
+    let answer = answer.map_err(|error| Abort::Service(error.into()))?;
+    if let Some(mut rest) = rest.filter(|_| !answer.status().is_success()) {
+        while let Some(Ok(_)) = rest.frame().await {}
+    }
     Ok(answer.map(BodyExt::boxed_unsync))
+}
+
+/// A request's body that outlives its reader.
+#[derive(Clone, Default)]
+struct Rest(Arc<Mutex<Option<s3s::Body>>>);
+
+impl Rest {
+    fn of(self, body: s3s::Body) -> Self {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+        self
+    }
+}
+
+impl Body for Rest {
+    type Data = Bytes;
+    type Error = StdError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
+        let mut body = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match body.as_mut() {
+            Some(body) => Pin::new(body).poll_frame(cx),
+            None => Poll::Ready(None),
+        }
+    }
+}
+
+/// A body as it comes from the connection.
+fn plain(body: Incoming) -> s3s::Body {
+    s3s::Body::from(body)
 }
 
 async fn faulty(
@@ -101,7 +145,7 @@ async fn faulty(
 ) -> Result<Response<AnswerBody>, Abort> {
     match action {
         // A plan holds its delays apart.
-        Action::Delay { .. } => serve(shared, request.map(s3s::Body::from)).await,
+        Action::Delay { .. } => serve(shared, request.map(plain)).await,
         Action::Status { status, code } => {
             drain(request).await;
             Ok(error_document(
@@ -123,7 +167,7 @@ async fn faulty(
             Err(Abort::Fault)
         }
         Action::LostReply => {
-            let answer = serve(shared, request.map(s3s::Body::from)).await?;
+            let answer = serve(shared, request.map(plain)).await?;
             // The whole of it, so that the effect is complete.
             answer.into_body().collect().await.map_err(Abort::Service)?;
             ending.reset();
@@ -145,15 +189,15 @@ async fn faulty(
             }
         }
         Action::ResetBody { after_bytes } => {
-            let answer = serve(shared, request.map(s3s::Body::from)).await?;
+            let answer = serve(shared, request.map(plain)).await?;
             Ok(cut_answer(answer, after_bytes, Some(ending.clone())))
         }
         Action::Truncate { after_bytes } => {
-            let answer = serve(shared, request.map(s3s::Body::from)).await?;
+            let answer = serve(shared, request.map(plain)).await?;
             Ok(cut_answer(answer, after_bytes, None))
         }
         Action::WrongChecksum => {
-            let mut answer = serve(shared, request.map(s3s::Body::from)).await?;
+            let mut answer = serve(shared, request.map(plain)).await?;
             if answer.status().is_success() {
                 // The CRC-32 of nothing at all: no answer to a body has it by chance.
                 answer
@@ -167,7 +211,7 @@ async fn faulty(
             let request = if length(request.headers()) > 0 {
                 request.map(|body| through(paced(BodyStream::new(body), bytes_per_sec)))
             } else {
-                request.map(s3s::Body::from)
+                request.map(plain)
             };
             let answer = serve(shared, request).await?;
             Ok(answer.map(|body| {

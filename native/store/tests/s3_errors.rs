@@ -57,6 +57,27 @@ async fn a_wrong_secret_is_named_and_not_shown() {
 }
 
 #[tokio::test]
+async fn a_refusal_is_seen_even_while_a_large_body_is_being_sent() {
+    let server = Server::start().await;
+    let credentials = Credentials::Static {
+        access_key_id: "s3local".to_owned(),
+        secret_key: "not-the-secret".to_owned(),
+        session_token: None,
+    };
+    let store = S3Store::open(S3Settings {
+        credentials,
+        ..server.settings()
+    })
+    .expect("a store");
+    let content = bytes(20 << 20);
+    let refused = store
+        .put("k", stream(&content, 1 << 18), PutOptions::default())
+        .await
+        .expect_err("refused");
+    assert_eq!(refused.failure, Failure::Http(403), "{refused}");
+}
+
+#[tokio::test]
 async fn an_unknown_access_key_is_named() {
     let server = Server::start().await;
     let credentials = Credentials::Static {
