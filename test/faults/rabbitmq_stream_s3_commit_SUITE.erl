@@ -187,5 +187,6 @@ bucket_records(Config, Stream) ->
 bucket_bytes(Config, Stream) ->
     Bucket = ?config(bucket, Config),
     {Pointer, _Revision} = stream_s3_peers:call(hd(?config(nodes, Config)), stream_s3_world, pointer, [Stream]),
+    ok = stream_s3_cli:verify(?config(store, Config), Stream, Pointer),
     {Manifest, Fragments} = stream_s3_bucket:fragments(Bucket, Stream, Pointer),
     {Manifest, iolist_to_binary([stream_s3_bucket:chunk_bytes(Bucket, Fragment) || Fragment <- Fragments])}.

@@ -2,8 +2,8 @@
 %% demo, the shell and the suites run in it.
 -module(stream_s3_world).
 
--export([start/1, stop/1, describe/1, bucket/1, s3local/1]).
--export([start_application/1, stop_application/0, set/1]).
+-export([start/1, stop/1, describe/1, bucket/1, store/1, s3local/1]).
+-export([start_application/1, try_application/1, stop_application/0, set/1]).
 -export([settle/3, pointer/1, tiered_bytes/1, kill_reader/1]).
 -export_type([world/0]).
 
@@ -65,6 +65,10 @@ describe(#{description := Description}) -> Description.
 -spec bucket(world()) -> stream_s3_bucket:bucket().
 bucket(#{store := Store}) -> stream_s3_bucket:open(Store).
 
+%% @doc The settings that name the store.
+-spec store(world()) -> #{atom() => term()}.
+store(#{store := Store}) -> Store.
+
 %% @doc The server of a world with the store `s3'.
 -spec s3local(world()) -> stream_s3_s3local:server().
 s3local(#{s3local := Server}) -> Server.
@@ -72,12 +76,20 @@ s3local(#{s3local := Server}) -> Server.
 %% @doc Starts the application with exactly this environment. Raises `{world, Text}' with what the application says.
 -spec start_application(#{atom() => term()}) -> ok.
 start_application(Env) ->
+    case try_application(Env) of
+        ok -> ok;
+        {error, Reason} -> error({world, lists:flatten(io_lib:format("the application does not start: ~0tp", [Reason]))})
+    end.
+
+%% @doc The same, answering what the application says.
+-spec try_application(#{atom() => term()}) -> ok | {error, term()}.
+try_application(Env) ->
     _ = application:load(?APP),
     _ = [application:unset_env(?APP, Key) || {Key, _} <- application:get_all_env(?APP)],
     ok = set(Env),
     case application:ensure_all_started(?APP) of
         {ok, _} -> ok;
-        {error, Reason} -> error({world, lists:flatten(io_lib:format("the application does not start: ~0tp", [Reason]))})
+        {error, _} = Error -> Error
     end.
 
 -spec stop_application() -> ok.
