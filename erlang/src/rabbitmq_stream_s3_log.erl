@@ -6,7 +6,7 @@
 -module(rabbitmq_stream_s3_log).
 
 -export([writers/0, context/2, epoch/1, range/1]).
--export([open/2, close/1, read/2, next_offset/1, header/2]).
+-export([open/2, close/1, read/2, next_offset/1, identity/2]).
 -export([listen/2, listened/1]).
 -export_type([context/0, range/0, reader/0, chunk/0]).
 
@@ -194,17 +194,16 @@ read_header(#reader{log = Log}) ->
         error:Reason -> {error, {unreadable_header, Reason}}
     end.
 
-%% @doc Epoch and CRC of a chunk of the local log, committed or not. `not_there': the log does not reach that far, back
-%% or ahead. `other_chunk': it has that offset inside another chunk.
--spec header(context(), ChunkId :: offset()) ->
-    {ok, #{epoch := non_neg_integer(), crc := non_neg_integer()}} | not_there | other_chunk | {error, term()}.
-header(Context, ChunkId) ->
+%% @doc What identifies a chunk of the local log, committed or not. `inside_another': the log has that offset inside another
+%% chunk. `trimmed': it does not reach back that far, or not yet that far ahead.
+-spec identity(context(), ChunkId :: offset()) ->
+    {ok, rabbitmq_stream_s3_nif:chunk_identity() | inside_another | trimmed} | {error, term()}.
+identity(Context, ChunkId) ->
     case try_open(ChunkId, Context) of
         {ok, Log} ->
             try osiris_log:read_header(Log) of
-                {ok, #{chunk_id := ChunkId} = Header, _} -> {ok, maps:with([epoch, crc], Header)};
-                {ok, _OtherChunk, _} -> not_there;
-                {end_of_stream, _} -> not_there;
+                {ok, Header, _} -> {ok, maps:with([chunk_id, epoch, crc], Header)};
+                {end_of_stream, _} -> {ok, trimmed};
                 {error, _} = Error -> Error
             catch
                 error:Reason -> {error, {unreadable_header, Reason}}
@@ -212,10 +211,10 @@ header(Context, ChunkId) ->
                 osiris_log:close(Log)
             end;
         {error, {offset_out_of_range, _}} ->
-            not_there;
+            {ok, trimmed};
         %% How osiris refuses an offset inside a chunk: with the chunk, its epoch, and its position.
         {error, {badmatch, {Other, _, _}}} when is_integer(Other), Other < ChunkId ->
-            other_chunk;
+            {ok, inside_another};
         {error, _} = Error ->
             Error
     end.

@@ -3,8 +3,7 @@
 %% Decisions are taken by the core. This process performs its effects and reports what came of them; it waits for nobody:
 %% what may block runs in tasks. It ends with the writer; when it fails it is started again and finds out anew where it was.
 %%
-%% `resolving': finding out what is persisted. `resetting': persisting an empty manifest, because the persisted one belongs
-%% to another timeline. `running': draining, uploading, persisting.
+%% While `resolving' it finds out what is persisted; while `running' it drains, uploads and persists.
 -module(rabbitmq_stream_s3_replica_reader).
 -behaviour(gen_server).
 
@@ -201,7 +200,6 @@ noreply(#reader{verdict = {stop, {shutdown, stream_deleted} = Reason}, writer = 
     {stop, Reason, Reader}.
 
 finished(resolve, Result, Reader) -> resolved(Result, Reader);
-finished(reset, Result, Reader) -> reset(Result, Reader);
 finished(persist, Result, Reader) -> ?EFFECTS:persisted(Result, Reader);
 finished(group, Result, Reader) -> ?EFFECTS:grouped(Result, Reader).
 
@@ -236,54 +234,39 @@ not_resolved(Reason, #reader{problems = Problems} = Reader) ->
         verdict = {resolve, Reason}
     }.
 
-where_to_begin(#{timeline := other, range := #{first := First}, manifest := Manifest}) when is_integer(First) ->
-    {remote_ahead, {Manifest#manifest.first_offset, Manifest#manifest.next_offset}, First};
+where_to_begin(#{timeline := different, manifest := Manifest, range := Range}) ->
+    rabbitmq_stream_s3_nif:start_on_other_timeline(Manifest, Range);
 where_to_begin(#{manifest := Manifest, range := Range}) ->
     rabbitmq_stream_s3_nif:compare_log(Manifest, Range).
 
 begin_at({fresh, At}, Manifest, Reader) ->
-    run(At, Manifest, Reader);
+    run(At, Manifest, resume, Reader);
 begin_at({resume, At}, Manifest, Reader) ->
-    run(At, Manifest, Reader);
-begin_at({local_ahead, Discarded, At}, #manifest{revision = Revision}, Reader) ->
+    run(At, Manifest, resume, Reader);
+begin_at({local_ahead, Discarded, At}, Manifest, Reader) ->
     count(local_log_ahead_recoveries, Reader),
     log_reset("retention has deleted what was not tiered yet", Discarded, At, Reader),
-    %% The old manifest stays published until the new one has a fragment: they are persisted together.
-    run(At, empty_manifest(At, Revision), Reader#reader{discarded = true});
-begin_at({remote_ahead, Discarded, At}, #manifest{revision = Revision}, #reader{stream = StreamId, tasks = Tasks} = Reader) ->
+    %% The old tier stays published until the new one has a fragment. So a log that loses segments faster than they are
+    %% uploaded never makes an empty tier of it.
+    run(At, Manifest, {reset, At, with_first_fragment}, Reader);
+begin_at({remote_ahead, Discarded, At}, Manifest, Reader) ->
     count(remote_tier_ahead_recoveries, Reader),
     log_reset("it is not of the local log's timeline", Discarded, At, Reader),
-    #reader{epoch = Epoch} = Reader,
-    Empty = empty_manifest(At, Revision),
-    Work = fun(Until) -> {?RESOLVE:persist(StreamId, Epoch, Empty, Revision, Until), At, Empty} end,
-    Timeout = rabbitmq_stream_s3_config:get(persist_timeout_ms),
-    Reader#reader{phase = resetting, tasks = ?TASKS:start(reset, Work, Timeout, Tasks)};
+    run(At, Manifest, {reset, At, at_once}, Reader);
 begin_at(wait_for_log, _Manifest, Reader) ->
     not_resolved(empty_log, Reader).
 
-empty_manifest(At, Revision) ->
-    #manifest{first_offset = At, next_offset = At, revision = Revision}.
-
 log_reset(Why, {First, Next}, At, #reader{stream = StreamId}) ->
     ?LOG_WARNING(
-        "stream ~ts: the remote tier of offsets ~b to ~b is discarded, because ~ts; tiering begins anew at offset ~b",
-        [StreamId, First, Next - 1, Why, At]
+        "stream ~ts: the remote tier of the ~b offsets from ~b is discarded, because ~ts; tiering begins anew at offset ~b",
+        [StreamId, Next - First, First, Why, At]
     ).
 
-reset({{ok, Root, Revision}, At, Empty}, #reader{stream = StreamId} = Reader) ->
-    Manifest = Empty#manifest{revision = Revision},
-    ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Manifest),
-    run(At, Manifest, Reader#reader{root = Root});
-reset({{error, Reason}, _At, _Empty}, Reader) ->
-    not_resolved(Reason, Reader);
-reset({error, Reason}, Reader) ->
-    not_resolved(Reason, Reader).
-
-run(At, Manifest, #reader{context = Context, problems = Problems, waiters = Waiters} = Reader) ->
+run(At, Manifest, How, #reader{context = Context, problems = Problems, waiters = Waiters} = Reader) ->
     case ?DRAIN:open(Context, At) of
         {ok, Drain} ->
             self() ! drain,
-            Running = ?EFFECTS:start(Manifest, Reader#reader{
+            Running = ?EFFECTS:start(Manifest, How, Reader#reader{
                 phase = running,
                 drain = Drain,
                 draining = true,

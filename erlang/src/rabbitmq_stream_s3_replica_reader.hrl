@@ -5,7 +5,7 @@
 -record(reader, {
     stream :: binary(),
     writer :: pid(),
-    phase = resolving :: resolving | resetting | running,
+    phase = resolving :: resolving | running,
     %% What the process does when the message at hand is dealt with: go on, resolve anew because of something, or end.
     verdict = continue :: continue | {resolve, Reason :: term()} | {stop, Reason :: term()},
     problems :: rabbitmq_stream_s3_problems:state(),

@@ -5,7 +5,7 @@
 -include("rabbitmq_stream_s3.hrl").
 -include("rabbitmq_stream_s3_replica_reader.hrl").
 
--export([start/2, drain/1, force_cut/1, too_old/1, tick/1, await/2]).
+-export([start/3, drain/1, force_cut/1, too_old/1, tick/1, await/2]).
 -export([transferred/2, persisted/2, grouped/2, upload_group/3]).
 
 -define(CORE, rabbitmq_stream_s3_replica_reader_core).
@@ -23,10 +23,16 @@
 
 %% --- events ----------------------------------------------------------------------------------------------------------
 
-%% @doc Starts the core from a manifest that the metadata store has, or that takes its place with the next persist.
--spec start(#manifest{}, reader()) -> reader().
-start(Manifest, #reader{stream = StreamId, epoch = Epoch, context = #{dir := Dir, reference := Reference}} = Reader) ->
-    Opts = #{
+%% @doc Starts the core from the manifest that the metadata store has: to go on with it, or to put an empty one that begins at
+%% an offset in its place, at once or together with the first fragment.
+-spec start(#manifest{}, resume | {reset, non_neg_integer(), at_once | with_first_fragment}, reader()) -> reader().
+start(Manifest, resume, Reader) ->
+    perform_all(?CORE:init(Manifest, options(Reader)), Reader);
+start(Manifest, {reset, At, When}, Reader) ->
+    perform_all(?CORE:init_reset(Manifest, At, When, options(Reader)), Reader#reader{discarded = true}).
+
+options(#reader{stream = StreamId, epoch = Epoch, context = #{dir := Dir, reference := Reference}}) ->
+    #{
         stream => StreamId,
         dir => Dir,
         epoch => Epoch,
@@ -34,8 +40,7 @@ start(Manifest, #reader{stream = StreamId, epoch = Epoch, context = #{dir := Dir
         persist_threshold => rabbitmq_stream_s3_config:get(persist_threshold),
         persist_interval_ms => rabbitmq_stream_s3_config:get(persist_interval_ms),
         rebalance_threshold => rabbitmq_stream_s3_config:get(rebalance_threshold)
-    },
-    perform_all(?CORE:init(Manifest, Opts), Reader).
+    }.
 
 %% @doc One turn of the drain. Goes on by a message to itself, so that other messages have their turn, too.
 -spec drain(reader()) -> reader().

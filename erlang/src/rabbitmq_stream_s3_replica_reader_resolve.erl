@@ -27,8 +27,8 @@
     root := entry() | none,
     %% Of the local log, taken after the manifest.
     range := rabbitmq_stream_s3_log:range(),
-    %% Whether the newest tiered chunk is the local log's. `unknown' where the local log does not have it, or nothing is tiered.
-    timeline := same | other | unknown
+    %% Whether the newest tiered chunk is the local log's.
+    timeline := same | different | unverifiable
 }.
 
 %% @doc Anchors the stream, then reads its persisted manifest and compares it with the local log. `{fenced, Epoch}': a writer
@@ -87,7 +87,7 @@ cached(StreamId, Revision) ->
 
 %% Offsets alone do not tell: a log that was lost and written anew has the same ones.
 timeline(_StreamId, _Context, #manifest{entries = <<>>}, _Until) ->
-    {ok, unknown};
+    {ok, unverifiable};
 timeline(StreamId, Context, #manifest{entries = Entries}, Until) ->
     maybe
         {ok, Key} ?= newest_fragment(StreamId, Entries, Until),
@@ -96,7 +96,8 @@ timeline(StreamId, Context, #manifest{entries = Entries}, Until) ->
         Start = ?OBJECT_HEADER_SIZE + Position,
         {ok, #{body := Header}} ?= read(Key, {Start, Start + ?CHUNK_HEADER_SIZE}, Until),
         {ok, Tiered} ?= chunk_header(ChunkId, Header),
-        same_chunk(Tiered, rabbitmq_stream_s3_log:header(Context, ChunkId))
+        {ok, Local} ?= rabbitmq_stream_s3_log:identity(Context, ChunkId),
+        {ok, rabbitmq_stream_s3_nif:check_timeline(Tiered, Local)}
     end.
 
 newest_fragment(StreamId, Entries, Until) ->
@@ -118,15 +119,9 @@ read(Key, Part, Until) ->
 
 %% Magic and version, type, entries, records, timestamp, epoch, chunk id, checksum; sizes follow.
 chunk_header(ChunkId, <<5:4, 0:4, _:8, _:16, _:32, _:64, Epoch:64, ChunkId:64, Crc:32, _/binary>>) ->
-    {ok, #{epoch => Epoch, crc => Crc}};
+    {ok, #{chunk_id => ChunkId, epoch => Epoch, crc => Crc}};
 chunk_header(ChunkId, _Header) ->
     {error, {corrupt_chunk, ChunkId}}.
-
-same_chunk(Tiered, {ok, Tiered}) -> {ok, same};
-same_chunk(_Tiered, {ok, _Other}) -> {ok, other};
-same_chunk(_Tiered, other_chunk) -> {ok, other};
-same_chunk(_Tiered, not_there) -> {ok, unknown};
-same_chunk(_Tiered, {error, _} = Error) -> Error.
 
 %% --- persist ---------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@
 -define(GRACE_MS, 1000).
 
 %% At most one of each kind runs at a time.
--type kind() :: resolve | reset | persist | group.
+-type kind() :: resolve | persist | group.
 -record(task, {
     ref :: reference(),
     pid :: pid(),

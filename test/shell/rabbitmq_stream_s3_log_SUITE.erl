@@ -27,7 +27,7 @@ all() ->
         an_offset_outside_the_log_cannot_be_read_from,
         nothing_beyond_the_committed_chunk_is_handed_out,
         reading_goes_on_behind_a_gap_with_the_chunk_that_is_there,
-        the_header_of_a_chunk_tells_epoch_and_checksum,
+        a_chunk_is_identified_by_id_epoch_and_checksum,
         a_listener_is_told_once_of_the_chunk_that_it_asked_for,
         a_listener_for_what_is_committed_is_told_at_once,
         a_listener_knows_rabbits_events_from_others
@@ -168,14 +168,14 @@ reading_goes_on_behind_a_gap_with_the_chunk_that_is_there(Config) ->
     ?assertNot(lists:member(Next - 1, Ids)),
     {ok, #{first := 0}} = ?LOG:range(Context).
 
-the_header_of_a_chunk_tells_epoch_and_checksum(Config) ->
+a_chunk_is_identified_by_id_epoch_and_checksum(Config) ->
     ok = write_chunks(Config, [5, 5]),
     Context = context(Config),
     [#{crc := Crc}, _] = read_all(Context, 0),
-    ?assertEqual({ok, #{epoch => 1, crc => Crc}}, ?LOG:header(Context, 0)),
-    ?assertEqual(other_chunk, ?LOG:header(Context, 7)),
-    ?assertEqual(not_there, ?LOG:header(Context, 10)),
-    ?assertEqual(not_there, ?LOG:header(Context, 11)).
+    ?assertEqual({ok, #{chunk_id => 0, epoch => 1, crc => Crc}}, ?LOG:identity(Context, 0)),
+    ?assertEqual({ok, inside_another}, ?LOG:identity(Context, 7)),
+    ?assertEqual({ok, trimmed}, ?LOG:identity(Context, 10)),
+    ?assertEqual({ok, trimmed}, ?LOG:identity(Context, 11)).
 
 a_listener_is_told_once_of_the_chunk_that_it_asked_for(Config) ->
     Writer = ?config(writer, Config),
