@@ -19,7 +19,7 @@ use stream_s3_core::manifest::{
     decode_group, decode_root, encode_entries, encode_group, encode_root,
 };
 use stream_s3_core::units::{Epoch, Offset, Revision, TimestampMs, Uid};
-use support::{entry, manifest_of, tens};
+use support::{altered, entry, manifest_of, tens};
 
 /// The bytes written as hex, blanks between them as one likes.
 fn hex(text: &str) -> Vec<u8> {
@@ -337,8 +337,9 @@ fn the_total_size_has_70_bits() {
 
 #[test]
 fn a_root_begins_inside_its_first_group() {
-    let mut manifest = manifest_of(&[(10, 20), (20, 30)], 0);
-    manifest.entries[0].kind = EntryKind::Group;
+    let mut manifest = altered(&manifest_of(&[(10, 20), (20, 30)], 0), |entries| {
+        entries[0].kind = EntryKind::Group
+    });
     manifest.first_offset = Offset(15);
     assert_eq!(
         decode_root(&encode_root(&manifest).unwrap()),

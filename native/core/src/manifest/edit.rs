@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ENTRY_SIZE, Entries, Entry, Manifest};
+use super::{ENTRY_SIZE, Entry, Manifest};
 use crate::units::{Offset, TimestampMs};
 
 /// A change of a manifest. The `first_*` fields replace the manifest's; the entries replace `len` bytes at `pos` of its entries array.
@@ -118,7 +118,7 @@ pub fn apply_edit(edit: &Edit, manifest: &Manifest) -> Result<Manifest, EditErro
         next_offset: edit.next_offset.unwrap_or(manifest.next_offset),
         total_size,
         revision: manifest.revision,
-        entries: splice(&manifest.entries, start, end, &edit.entries),
+        entries: manifest.entries.splice(start, end, &edit.entries),
     })
 }
 
@@ -141,23 +141,4 @@ pub fn new_total(total: u128, change: i128) -> Result<u128, EditError> {
     total
         .checked_add_signed(change)
         .ok_or(EditError::NegativeTotal { total, change })
-}
-
-fn splice(entries: &Entries, start: usize, end: usize, insert: &[Entry]) -> Entries {
-    if start == entries.len() {
-        let mut appended = entries.clone();
-        appended.extend(insert.iter().copied());
-        return appended;
-    }
-    if start == end && insert.is_empty() {
-        return entries.clone();
-    }
-    // Rebuilt rather than split and joined: it happens once in hundreds of fragments, and leaves a dense tree.
-    entries
-        .iter()
-        .take(start)
-        .chain(insert)
-        .chain(entries.iter().skip(end))
-        .copied()
-        .collect()
 }

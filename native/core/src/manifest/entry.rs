@@ -200,15 +200,15 @@ impl Entry {
 /// Reads an array of entries. Checks each entry alone, not their order. An error's place counts from the beginning of `bytes`.
 /// One pass; the result takes about as much memory as the input.
 pub fn decode_entries(bytes: &[u8]) -> Result<Entries, FormatError> {
-    read_entries("entries", 0, bytes)
+    read_entries("entries", 0, bytes).map(Entries::from)
 }
 
-/// Reads entries into any collection; `base` is where `bytes` starts in the object that errors speak of.
-pub(super) fn read_entries<C: FromIterator<Entry>>(
+/// Reads entries; `base` is where `bytes` starts in the object that errors speak of.
+pub(super) fn read_entries(
     what: &'static str,
     base: usize,
     bytes: &[u8],
-) -> Result<C, FormatError> {
+) -> Result<Vec<Entry>, FormatError> {
     let (rows, rest) = bytes.as_chunks::<ENTRY_SIZE>();
     if !rest.is_empty() {
         let got = (base + bytes.len()) as u64;
@@ -218,19 +218,22 @@ pub(super) fn read_entries<C: FromIterator<Entry>>(
         };
         return Err(FormatError::new(what, got, problem));
     }
-    rows.iter()
-        .enumerate()
-        .map(|(index, row)| {
-            Entry::decode(row).map_err(|code| {
+    let mut entries = Vec::with_capacity(rows.len());
+    for (index, row) in rows.iter().enumerate() {
+        match Entry::decode(row) {
+            Ok(entry) => entries.push(entry),
+            Err(code) => {
                 let at = (base + index * ENTRY_SIZE + KIND_AT) as u64;
+                let value = u64::from(code);
                 let problem = FormatProblem::UnknownValue {
                     field: "entry kind",
-                    value: u64::from(code),
+                    value,
                 };
-                FormatError::new(what, at, problem)
-            })
-        })
-        .collect()
+                return Err(FormatError::new(what, at, problem));
+            }
+        }
+    }
+    Ok(entries)
 }
 
 /// The entries as stored, one after the other. Allocates 34 bytes an entry.

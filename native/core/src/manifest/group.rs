@@ -62,8 +62,7 @@ pub fn decode_group(bytes: &[u8]) -> Result<Group, FormatError> {
         return Err(FormatError::new(WHAT, 0, FormatProblem::Magic(found)));
     };
     let header = Header::read(WHAT, bytes)?;
-    let entries: Vec<Entry> =
-        read_entries(WHAT, MANIFEST_HEADER_SIZE, &bytes[MANIFEST_HEADER_SIZE..])?;
+    let entries = read_entries(WHAT, MANIFEST_HEADER_SIZE, &bytes[MANIFEST_HEADER_SIZE..])?;
     check_entries(WHAT, MANIFEST_HEADER_SIZE, &entries)?;
     check_header(&header, entries.first().ok_or_else(empty)?)?;
     Ok(Group { kind, entries })

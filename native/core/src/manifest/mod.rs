@@ -4,6 +4,7 @@
 //! the same 34-byte entries.
 
 mod edit;
+mod entries;
 mod entry;
 mod group;
 mod retention;
@@ -11,6 +12,7 @@ mod root;
 mod search;
 
 pub use edit::{Edit, EditError, apply_edit, new_edit, new_total, splice_range};
+pub use entries::{Entries, Iter};
 pub use entry::{
     ENTRY_SIZE, Entry, EntryKind, FragmentRef, GroupRef, MAX_ENTRY_SIZE, ObjectRef, decode_entries,
     encode_entries, encode_entries_into,
@@ -24,9 +26,6 @@ pub use search::{Lookup, LookupContinuation, SearchError, lookup_offset, lookup_
 
 use crate::error::{FormatError, FormatProblem};
 use crate::units::{Offset, Revision, TimestampMs};
-
-/// Entries of a root. Cloning shares them; appending copies a leaf of 64 entries at most.
-pub type Entries = imbl::Vector<Entry>;
 
 /// What a stream has in the object store: the records of `[first_offset, next_offset)`.
 ///

@@ -54,7 +54,10 @@ pub fn encode_root(manifest: &Manifest) -> Result<Vec<u8>, FormatError> {
     };
     let mut out = Vec::with_capacity(MANIFEST_HEADER_SIZE + manifest.entries.len() * ENTRY_SIZE);
     header.write(MAGIC, &mut out);
-    encode_entries_into(&mut out, &manifest.entries);
+    manifest
+        .entries
+        .pieces()
+        .for_each(|piece| encode_entries_into(&mut out, piece));
     Ok(out)
 }
 
@@ -77,7 +80,7 @@ pub fn decode_root(bytes: &[u8]) -> Result<Manifest, FormatError> {
         next_offset: header.next_offset,
         total_size: header.total_size,
         revision: Revision(0),
-        entries: read_entries(WHAT, MANIFEST_HEADER_SIZE, &bytes[MANIFEST_HEADER_SIZE..])?,
+        entries: read_entries(WHAT, MANIFEST_HEADER_SIZE, &bytes[MANIFEST_HEADER_SIZE..])?.into(),
     };
     check_manifest(&manifest)?;
     Ok(manifest)
@@ -149,7 +152,11 @@ pub(super) fn check_manifest(manifest: &Manifest) -> Result<(), FormatError> {
     if manifest.first_offset > manifest.next_offset {
         return inconsistent(FIRST_OFFSET_AT, "first offset lies beyond next offset");
     }
-    check_entries(WHAT, MANIFEST_HEADER_SIZE, &manifest.entries)?;
+    check_entries(
+        WHAT,
+        MANIFEST_HEADER_SIZE,
+        manifest.entries.pieces().flatten(),
+    )?;
     let (Some(first), Some(last)) = (manifest.entries.front(), manifest.entries.back()) else {
         return Ok(());
     };

@@ -8,7 +8,7 @@ use stream_s3_core::replica_reader::{Effect, Event, Options, Refused, RetentionE
 use stream_s3_core::units::{Offset, Revision, TimestampMs, Uid};
 
 use crate::rig::*;
-use crate::support::{group_entry, manifest_of, tens};
+use crate::support::{altered, group_entry, manifest_of, tens};
 
 /// Drops the `count` oldest fragments of ten records of a manifest that begins at 0.
 fn dropping(manifest: &Manifest, count: u64) -> Edit {
@@ -285,8 +285,9 @@ fn a_retention_that_would_damage_the_manifest_is_refused() {
 #[test]
 fn a_retention_in_front_of_a_moving_group_moves_the_group_along() {
     let group = group_entry(EntryKind::Group, &tens(0, 3), 9);
-    let mut manifest = manifest_of(&[(30, 40), (40, 50)], 7);
-    manifest.entries.push_front(group);
+    let mut manifest = altered(&manifest_of(&[(30, 40), (40, 50)], 7), |entries| {
+        entries.insert(0, group)
+    });
     (manifest.first_offset, manifest.total_size) = (Offset(0), 5_000);
     let mut rig = Rig::new(manifest, GROUPING);
     assert_eq!(

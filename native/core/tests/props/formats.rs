@@ -222,7 +222,7 @@ proptest! {
         let (first_offset, uid) = (Offset(number), Uid(uid));
         let entry = match EntryKind::from_code(kind).unwrap() {
             EntryKind::Fragment => ParsedKey::Fragment { stream: stream.clone(), first_offset, uid },
-            kind => ParsedKey::Group { stream: stream.clone(), kind, first_offset, uid },
+            kind @ (EntryKind::Group | EntryKind::KiloGroup | EntryKind::MegaGroup) => ParsedKey::Group { stream: stream.clone(), kind, first_offset, uid },
         };
         let root = ParsedKey::Root { stream, epoch: Epoch(number), uid };
         let history = ParsedKey::History { run: RunId::parse(&run).unwrap(), seq: number };

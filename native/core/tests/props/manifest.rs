@@ -98,8 +98,8 @@ proptest! {
     fn any_splice_is_applied_or_refused((before, _) in entries(9), pos in 0u64..400, len: u64, size: i64) {
         let manifest = Manifest { entries: before.into_iter().collect(), ..Manifest::default() };
         let edit = Edit { pos, len: len >> (len % 64), size: i128::from(size), ..new_edit(&manifest) };
-        let fits = edit.pos % 34 == 0
-            && edit.len % 34 == 0
+        let fits = edit.pos.is_multiple_of(34)
+            && edit.len.is_multiple_of(34)
             && edit.pos + edit.len.min(1_000) <= manifest.entries_len()
             && size >= 0;
         prop_assert_eq!(apply_edit(&edit, &manifest).is_ok(), fits);

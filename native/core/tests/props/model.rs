@@ -70,16 +70,19 @@ impl Plain {
     }
 }
 
+/// Edits, and which of them are rebalances.
+type Edits = Vec<(Edit, bool)>;
+
 pub(crate) struct Model {
     options: Options,
     manifest: Plain,
     persisted: Plain,
     revision: Revision,
     transfers: Vec<Transfer>,
-    edits: Vec<(Edit, bool)>,
+    edits: Edits,
     since: u64,
-    /// The snapshot, its edits (with: is it a rebalance), and how many of them are fragments.
-    persist: Option<(Plain, Vec<(Edit, bool)>, u64)>,
+    /// The snapshot, its edits, and how many of them are fragments.
+    persist: Option<(Plain, Edits, u64)>,
     failures: u64,
     last: i64,
     rebalance: Option<(usize, EntryKind)>,

@@ -323,7 +323,7 @@ impl World {
                 reason: 1,
             },
             2 if self.group.is_none() => Event::GroupUploadComplete(Uid(1)),
-            3 if self.group.is_none() => Event::GroupUploadFailed(error(which % 2 == 0)),
+            3 if self.group.is_none() => Event::GroupUploadFailed(error(which > 8)),
             4 if self.persist.is_none() => Event::PersistComplete {
                 revision: Revision(999),
                 now: TimestampMs(0),

@@ -75,6 +75,16 @@ pub(crate) fn manifest_of(fragments: &[(u64, u64)], revision: u64) -> Manifest {
     manifest
 }
 
+/// The manifest with other entries.
+pub(crate) fn altered(manifest: &Manifest, change: impl FnOnce(&mut Vec<Entry>)) -> Manifest {
+    let mut entries = manifest.entries.to_vec();
+    change(&mut entries);
+    Manifest {
+        entries: entries.into(),
+        ..manifest.clone()
+    }
+}
+
 /// Groups by what they are referred to.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Groups(pub(crate) BTreeMap<GroupRef, Vec<Entry>>);
