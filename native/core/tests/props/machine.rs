@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use crate::config;
-use crate::world::{Step, World};
+use crate::world::{Start, Step, World};
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
@@ -24,6 +24,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+fn start() -> impl Strategy<Value = Start> {
+    let fragments = 0u64..20;
+    prop_oneof![
+        2 => Just(Start::Resume(0)),
+        2 => fragments.clone().prop_map(Start::Resume),
+        1 => (fragments.clone(), 1u64..300).prop_map(|(count, below)| Start::RemoteAhead(count, below)),
+        1 => (fragments, 1u64..300).prop_map(|(count, above)| Start::LocalAhead(count, above)),
+    ]
+}
+
 proptest! {
     #![proptest_config(config())]
 
@@ -31,9 +41,10 @@ proptest! {
     fn every_interleaving_keeps_the_invariants_and_settles(
         persist_threshold in 1u64..6,
         rebalance_threshold in 2usize..6,
+        start in start(),
         steps in prop::collection::vec(step(), 1..120),
     ) {
-        let mut world = World::new(persist_threshold, rebalance_threshold);
+        let mut world = World::new(persist_threshold, rebalance_threshold, start);
         for step in steps {
             prop_assert!(world.step(step));
         }
@@ -43,10 +54,11 @@ proptest! {
     #[test]
     fn a_machine_asks_to_be_thrown_away_only_after_a_conflict_or_a_loss(
         persist_threshold in 1u64..6,
+        start in start(),
         steps in prop::collection::vec(step(), 1..40),
         which in 6u8..8,
     ) {
-        let mut world = World::new(persist_threshold, 3);
+        let mut world = World::new(persist_threshold, 3, start);
         for step in steps {
             prop_assert!(world.step(step));
         }

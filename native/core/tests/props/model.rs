@@ -6,7 +6,7 @@ use std::sync::Arc;
 use stream_s3_core::error::TransferError;
 use stream_s3_core::fragment::Fragment;
 use stream_s3_core::manifest::{Edit, Entry, EntryKind, Manifest};
-use stream_s3_core::replica_reader::{Effect, Event, Options, PersistError};
+use stream_s3_core::replica_reader::{Effect, Event, Options, PersistError, ResetPersist};
 use stream_s3_core::units::{Offset, Revision, TimestampMs, TransferId, Uid};
 
 use crate::support::{Groups, run};
@@ -88,6 +88,10 @@ pub(crate) struct Model {
     rebalance: Option<(usize, EntryKind)>,
     retention: bool,
     waiters: Vec<(Offset, Term)>,
+    /// The persisted manifest is to be discarded.
+    discards: bool,
+    /// Discarding waits for a fragment.
+    holds: bool,
 }
 
 impl Model {
@@ -106,7 +110,36 @@ impl Model {
             rebalance: None,
             retention: false,
             waiters: Vec::new(),
+            discards: false,
+            holds: false,
         }
+    }
+
+    /// A model that discards `old` and begins anew at `at`; the effects of that.
+    pub(crate) fn reset(
+        old: &Manifest,
+        at: Offset,
+        when: ResetPersist,
+        options: Options,
+        now: TimestampMs,
+    ) -> (Self, Effects) {
+        let mut model = Self::new(old, options, now);
+        let emptied = Plain::of(&Manifest::empty_at(at, old.revision));
+        let mut edit = emptied.edit();
+        edit.next_offset = Some(at);
+        edit.size = -i128::try_from(old.total_size).unwrap();
+        edit.len = old.entries.len() as u64 * 34;
+        model.manifest = emptied;
+        model.edits.push((edit, false));
+        model.discards = true;
+        let effects = match when {
+            ResetPersist::AtOnce => vec![model.start()],
+            ResetPersist::WithFirstFragment => {
+                model.holds = true;
+                vec![]
+            }
+        };
+        (model, effects)
     }
 
     pub(crate) fn manifests(&self) -> (Manifest, Manifest) {
@@ -220,6 +253,7 @@ impl Model {
         self.manifest.entries.push(entry);
         self.edits.push((edit, false));
         self.since += 1;
+        self.holds = false;
     }
 
     fn failed(&self, id: TransferId, error: &TransferError, reason: Term) -> Effects {
@@ -301,6 +335,7 @@ impl Model {
         self.persist.is_none()
             && self.rebalance.is_none()
             && !self.retention
+            && !self.holds
             && !self.edits.is_empty()
     }
 
@@ -335,6 +370,7 @@ impl Model {
         self.persisted = manifest;
         self.revision = revision;
         self.failures = 0;
+        self.discards = false;
         self.last = now.0;
         let mut effects = vec![
             Effect::UpdateRange {
@@ -400,7 +436,7 @@ impl Model {
     }
 
     fn wait(&mut self, offset: Offset, from: Term) -> Effects {
-        if offset <= self.persisted.next_offset {
+        if !self.discards && offset <= self.persisted.next_offset {
             return vec![Effect::ReplyWaiters {
                 waiters: vec![from],
             }];

@@ -8,11 +8,11 @@ use stream_s3_core::manifest::{
     Edit, Entry, EntryKind, Manifest, ObjectRef, Retention, RetentionLimits, apply_edit,
     evaluate_remote_retention,
 };
-use stream_s3_core::replica_reader::{Effect, Event, Machine, Options, PersistError};
+use stream_s3_core::replica_reader::{Effect, Event, Machine, Options, PersistError, ResetPersist};
 use stream_s3_core::units::{Epoch, Offset, Revision, TimestampMs, TransferId, Uid};
 
 use crate::model::{Effects, Model, Term};
-use crate::support::{Groups, evaluate, timestamp};
+use crate::support::{Groups, evaluate, grouped, timestamp};
 
 /// What happens next. Numbers choose among what is possible.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +52,8 @@ pub(crate) struct World {
     may_retain: bool,
     /// An announced retention, and what it decided.
     retention: Option<Option<(Edit, Vec<ObjectRef>)>>,
+    /// A tier is being discarded, and the discarding is not persisted.
+    resetting: bool,
     /// What a replica that follows the broadcasts has.
     replica: Manifest,
     /// Waiters by the offset they wait for; the term is the index.
@@ -59,35 +61,67 @@ pub(crate) struct World {
     history: Vec<Manifest>,
 }
 
+/// How a world begins.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Start {
+    /// On a tier of this many fragments, which were grouped by another threshold.
+    Resume(u64),
+    /// On such a tier that lies beyond the log, which begins this far below its end.
+    RemoteAhead(u64, u64),
+    /// On such a tier that ends this far before the log.
+    LocalAhead(u64, u64),
+}
+
 impl World {
-    pub(crate) fn new(persist_threshold: u64, rebalance_threshold: usize) -> Self {
+    pub(crate) fn new(persist_threshold: u64, rebalance_threshold: usize, start: Start) -> Self {
         let options = Options {
             epoch: Epoch(3),
             persist_threshold,
             persist_interval_ms: 50,
             rebalance_threshold,
         };
-        let manifest = Manifest::default();
-        let (machine, effects) = Machine::init(manifest.clone(), options, TimestampMs(0)).unwrap();
-        assert_eq!(effects, []);
-        Self {
+        let (Start::Resume(count) | Start::RemoteAhead(count, _) | Start::LocalAhead(count, _)) =
+            start;
+        let (manifest, groups) = grouped(count, 3);
+        let next = manifest.next_offset.0;
+        let now = TimestampMs(0);
+        let init = |at: u64, when| {
+            let (machine, effects) =
+                Machine::init_reset(manifest.clone(), Offset(at), when, options, now).unwrap();
+            let (model, expected) = Model::reset(&manifest, Offset(at), when, options, now);
+            assert_eq!(effects, expected);
+            (machine, model, effects, at)
+        };
+        let (machine, model, effects, cut_at) = match start {
+            Start::Resume(_) => {
+                let (machine, effects) = Machine::init(manifest.clone(), options, now).unwrap();
+                assert_eq!(effects, []);
+                (machine, Model::new(&manifest, options, now), effects, next)
+            }
+            Start::RemoteAhead(_, below) => init(next.saturating_sub(below), ResetPersist::AtOnce),
+            Start::LocalAhead(_, above) => init(next + above, ResetPersist::WithFirstFragment),
+        };
+        let mut world = Self {
             machine,
-            model: Model::new(&manifest, options, TimestampMs(0)),
-            groups: Groups::default(),
+            model,
+            groups,
             now: 0,
             next_id: 0,
             next_uid: 0,
-            cut_at: 0,
+            cut_at,
             submitted: Vec::new(),
             answered: Vec::new(),
             persist: None,
             group: None,
             may_retain: false,
             retention: None,
+            resetting: !matches!(start, Start::Resume(_)),
             replica: manifest.clone(),
             waiting: Vec::new(),
             history: vec![manifest],
-        }
+        };
+        effects.iter().for_each(|effect| world.perform(effect));
+        world
     }
 
     fn uid(&mut self) -> Uid {
@@ -152,6 +186,7 @@ impl World {
                 );
             }
             Effect::Broadcast { edits } => {
+                self.resetting = false;
                 for edit in edits {
                     self.replica = apply_edit(edit, &self.replica).unwrap();
                 }
@@ -178,7 +213,9 @@ impl World {
             (self.machine.manifest(), &before.0),
             (self.machine.persisted_manifest(), &before.1),
         ] {
-            invariants::contiguous_advance(before, manifest).unwrap();
+            if !self.resetting {
+                invariants::contiguous_advance(before, manifest).unwrap();
+            }
             let listed: Vec<Listed> = self.listed(manifest);
             invariants::coverage(manifest, &listed).unwrap();
         }
@@ -395,6 +432,11 @@ impl World {
 
     /// Answers everything with success until nothing is left to do: nothing may be stuck.
     pub(crate) fn settle(&mut self) {
+        // A reset may wait for a first fragment.
+        self.step(Step::Cut {
+            records: 1,
+            size: 1,
+        });
         for _ in 0..10_000 {
             let idle = self.submitted.is_empty()
                 && self.persist.is_none()
