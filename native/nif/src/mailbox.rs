@@ -99,9 +99,10 @@ impl Mailbox for OwnerMailbox {
     }
 }
 
-/// Requests that run, by what their requester calls them.
-static REQUESTS: LazyLock<Mutex<HashMap<Opaque, Vec<(u64, AbortHandle)>>>> =
-    LazyLock::new(Mutex::default);
+/// Requests that run, by what their requester calls them; two may have the same name.
+type Running = HashMap<Opaque, Vec<(u64, AbortHandle)>>;
+
+static REQUESTS: LazyLock<Mutex<Running>> = LazyLock::new(Mutex::default);
 static NEXT_REQUEST: AtomicU64 = AtomicU64::new(0);
 
 /// Runs a store request and sends `{store_result, Ref, Result}` when it has ended. Nothing is sent once it has been
