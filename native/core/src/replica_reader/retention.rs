@@ -80,7 +80,7 @@ impl<T: Clone> Machine<T> {
 
     /// A retention has decided. Its edit is applied to the speculative manifest and waits for the next persist; the objects it drops may be
     /// deleted once the persisted first offset has reached the edit's. An edit that drops nothing more than has been dropped changes
-    /// nothing. Accepted without [`retention_started`](Self::retention_started) too.
+    /// nothing, and none moves the manifest's end. Accepted without [`retention_started`](Self::retention_started) too.
     ///
     /// Effects: `UploadGroup` where a group is due; `StartPersist` where that is not so and enough fragments wait, else
     /// `StartPersistTimer` where edits wait.
@@ -136,6 +136,7 @@ impl<T: Clone> Machine<T> {
         let count = self.entries_below(first_offset);
         let mut fitted = new_edit(&self.manifest);
         fitted.first_offset = first_offset;
+        fitted.next_offset = edit.next_offset.filter(|next| *next == next_offset);
         fitted.len = (count * ENTRY_SIZE) as u64;
         fitted.size = edit
             .size
@@ -155,27 +156,27 @@ impl<T: Clone> Machine<T> {
         let Some(first) = self.manifest.entries.get(count) else {
             return Ok((TimestampMs::NONE, TimestampMs::NONE));
         };
+        if first.kind == EntryKind::Fragment && first.first_offset != edit.first_offset {
+            let (first_offset, fragment) = (edit.first_offset, first.first_offset);
+            return Err(RetentionError::InsideFragment {
+                first_offset,
+                fragment,
+            });
+        }
+        let told = (edit.first_timestamp, edit.first_last_timestamp);
+        if edit.first_timestamp != TimestampMs::NONE {
+            return Ok(told);
+        }
+        // It empties the persisted manifest, and cannot know what came since.
         let oldest = match first.kind {
-            EntryKind::Fragment if first.first_offset == edit.first_offset => Some(*first),
-            EntryKind::Fragment => {
-                let (first_offset, fragment) = (edit.first_offset, first.first_offset);
-                return Err(RetentionError::InsideFragment {
-                    first_offset,
-                    fragment,
-                });
-            }
-            // Inside the group only the edit knows, unless it empties the persisted manifest: of what came since it cannot know.
+            EntryKind::Fragment => Some(*first),
             EntryKind::Group | EntryKind::KiloGroup | EntryKind::MegaGroup => self
                 .retention
                 .and_then(|retention| retention.following)
                 .or_else(|| self.oldest_unpersisted())
                 .filter(|entry| entry.first_offset == edit.first_offset),
         };
-        Ok(
-            oldest.map_or((edit.first_timestamp, edit.first_last_timestamp), |entry| {
-                (entry.first_timestamp, entry.last_timestamp)
-            }),
-        )
+        Ok(oldest.map_or(told, |entry| (entry.first_timestamp, entry.last_timestamp)))
     }
 
     /// How many entries end at or below `offset`.

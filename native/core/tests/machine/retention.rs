@@ -165,6 +165,8 @@ fn an_unannounced_retention_of_the_speculative_manifest_fits_too() {
     )));
     let one_more = Edit {
         first_offset: Offset(30),
+        first_timestamp: TimestampMs(300),
+        first_last_timestamp: TimestampMs(390),
         size: -1_000,
         len: 34,
         ..new_edit(rig.machine.manifest())
@@ -216,6 +218,33 @@ fn a_retention_inside_a_group_moves_only_the_manifests_beginning() {
     rig.on(Event::RetentionStarted);
     rig.on(Event::RetentionComplete(further));
     assert_eq!(rig.machine.manifest().total_size, 1_000);
+}
+
+/// It comes from whoever has seen the fragments; only what was appended since cannot be known there.
+#[test]
+fn a_retentions_own_timestamps_are_taken() {
+    let mut rig = Rig::resumed();
+    let edit = Edit {
+        first_timestamp: TimestampMs(7),
+        next_offset: Some(Offset(50)),
+        ..dropping(rig.machine.persisted_manifest(), 2)
+    };
+    rig.on(Event::RetentionComplete(edit.clone()));
+    assert_eq!(rig.machine.manifest().first_timestamp, TimestampMs(7));
+    assert_eq!(rig.machine.unpersisted_edits().collect::<Vec<_>>(), [&edit]);
+}
+
+#[test]
+fn a_retention_never_moves_the_manifests_end() {
+    let mut rig = Rig::resumed();
+    rig.on(Event::RetentionStarted);
+    rig.add(5, 6);
+    let edit = Edit {
+        next_offset: Some(Offset(50)),
+        ..dropping(rig.machine.persisted_manifest(), 2)
+    };
+    rig.on(Event::RetentionComplete(edit));
+    assert_eq!(rig.machine.manifest().next_offset, Offset(60));
 }
 
 #[test]
