@@ -16,7 +16,7 @@
 
 -record(state, {
     timer :: reference() | undefined,
-    %% Monitors of the supervisors of streams.
+    %% Monitors of the supervisors of streams; of readers that an earlier reconciler started, of the readers themselves.
     readers = #{} :: #{reference() => {StreamId :: binary(), Writer :: pid()}},
     %% Writers of streams that are not to be tiered any more.
     ignored = #{} :: #{pid() => true},
@@ -61,11 +61,11 @@ handle_cast({ignore, Writer}, #state{ignored = Ignored} = State) ->
 handle_info({timeout, Timer, look}, #state{timer = Timer} = State) ->
     {_, Next} = look(State),
     {noreply, Next};
-handle_info({'DOWN', Monitor, process, _Pid, _Reason}, #state{readers = Readers} = State0) ->
+handle_info({'DOWN', Monitor, process, _Pid, Reason}, #state{readers = Readers} = State0) ->
     case maps:take(Monitor, Readers) of
         {{_StreamId, Writer}, Rest} ->
             State = State0#state{readers = Rest},
-            case is_process_alive(Writer) of
+            case Reason =:= shutdown andalso is_process_alive(Writer) of
                 %% Its reader has failed too often, or the stream is deleted: no hurry.
                 true -> {noreply, State};
                 false -> {noreply, look_in(?SOON_MS, State)}
@@ -105,8 +105,17 @@ attach_one({StreamId, Writer}, #state{ignored = Ignored, refused = Refused} = St
         undefined when not is_map_key(StreamId, Refused), not IsValid ->
             ?LOG_WARNING("stream ~0tp is not tiered: its name cannot be part of an object key", [StreamId], ?LOG_META),
             State#state{refused = Refused#{StreamId => true}};
-        _ ->
-            State
+        undefined ->
+            State;
+        Reader ->
+            watch(StreamId, Reader, Writer, State)
+    end.
+
+%% A reader may be about to end, with its writer or with a supervisor that was killed.
+watch(StreamId, Reader, Writer, #state{readers = Readers} = State) ->
+    case lists:keymember(StreamId, 1, maps:values(Readers)) of
+        true -> State;
+        false -> State#state{readers = Readers#{monitor(process, Reader) => {StreamId, Writer}}}
     end.
 
 start_reader(StreamId, Writer, #state{readers = Readers} = State) ->
