@@ -137,7 +137,8 @@ a_fun_runs_and_its_value_is_the_result(_Config) ->
     start(#{}),
     [
         begin
-            ok = ?GOVERNOR:submit(fun() -> Value end, 1, self(), Ref = make_ref()),
+            Ref = make_ref(),
+            ok = ?GOVERNOR:submit(fun() -> Value end, 1, self(), Ref),
             ?assertEqual(Value, result(Ref))
         end
      || Value <- [{ok, 7}, {error, timeout}, {error, {http, 503}}, anything]
@@ -149,7 +150,8 @@ a_fun_that_crashes_is_a_panic_with_its_reason(_Config) ->
     Crashes = [fun() -> error(my_reason) end, fun() -> throw(my_reason) end, fun() -> exit(my_reason) end],
     [
         begin
-            ok = ?GOVERNOR:submit(Crash, 1, self(), Ref = make_ref()),
+            Ref = make_ref(),
+            ok = ?GOVERNOR:submit(Crash, 1, self(), Ref),
             {error, {panic, Text}} = result(Ref),
             ?assertMatch({_, _}, binary:match(Text, <<"my_reason">>))
         end

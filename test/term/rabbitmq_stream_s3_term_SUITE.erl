@@ -17,6 +17,7 @@
 all() ->
     [
         the_library_loads_from_a_folder_that_is_no_application,
+        loading_the_module_again_is_refused_and_leaves_it_usable,
         an_assembly_is_a_value,
         an_assembly_that_expects_an_offset_raises_the_gap,
         an_assembly_that_expects_nothing_takes_chunks_as_they_come,
@@ -123,6 +124,25 @@ manifest(From, To) ->
     }.
 
 %% --- loading ---------------------------------------------------------------------------------------------------------
+
+%% A library with threads is never unloaded under them: new code needs a restart of the node, and what runs goes on.
+loading_the_module_again_is_refused_and_leaves_it_usable(_Config) ->
+    Paths = [filename:dirname(code:which(Module)) || Module <- [?NIF, ?MODULE]],
+    {ok, Peer, _Node} = peer:start_link(#{connection => standard_io, args => ["-pa" | Paths]}),
+    peer:call(Peer, ?MODULE, load_again, []),
+    peer:stop(Peer).
+
+load_again() ->
+    {ok, Governor} = ?NIF:governor_start(#{rate => unlimited, burst => 1, concurrency => 1, owner => self()}),
+    {error, on_load_failure} = code:load_file(?NIF),
+    _ = code:soft_purge(?NIF),
+    ok = ?NIF:governor_submit(Governor, external, 1, self(), ref),
+    receive
+        {governor_run, ref} -> ?NIF:governor_finished(Governor, ref)
+    after 10_000 -> error(dead)
+    end,
+    erlang:garbage_collect(),
+    ?NIF:abi_version().
 
 %% In a VM of its own: this one has loaded it already.
 the_library_loads_from_a_folder_that_is_no_application(Config) ->

@@ -24,11 +24,25 @@ fn host(governor: &Governor<&'static str>, key: &'static str, size: u64) -> Answ
 #[tokio::test]
 async fn no_more_run_than_there_are_permits() {
     let governor = governor(2);
-    let (mut a, mut b, mut c) = (host(&governor, "a", 1), host(&governor, "b", 1), host(&governor, "c", 1));
-    assert_eq!((a.next().await, b.next().await), (Event::Admitted, Event::Admitted));
+    let (mut a, mut b, mut c) = (
+        host(&governor, "a", 1),
+        host(&governor, "b", 1),
+        host(&governor, "c", 1),
+    );
+    assert_eq!(
+        (a.next().await, b.next().await),
+        (Event::Admitted, Event::Admitted)
+    );
     let info = governor.info();
     assert_eq!(info.governor_submissions_received, 3);
-    assert_eq!((info.governor_tasks_in_flight, info.upload_permits_in_use, info.governor_pending_submissions), (2, 2, 1));
+    assert_eq!(
+        (
+            info.governor_tasks_in_flight,
+            info.upload_permits_in_use,
+            info.governor_pending_submissions
+        ),
+        (2, 2, 1)
+    );
     assert!(c.is_empty());
     governor.finished("a");
     assert_eq!(c.next().await, Event::Admitted);
@@ -46,9 +60,17 @@ async fn more_permits_let_those_in_who_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn the_rate_holds_submissions_back_in_the_order_in_which_they_came() {
-    let governor = limited(Limits { rate: Rate::BytesPerSec(100), burst: 100, permits: 10 });
+    let governor = limited(Limits {
+        rate: Rate::BytesPerSec(100),
+        burst: 100,
+        permits: 10,
+    });
     let start = Instant::now();
-    let (mut a, mut b, mut c) = (host(&governor, "a", 100), host(&governor, "b", 50), host(&governor, "c", 10));
+    let (mut a, mut b, mut c) = (
+        host(&governor, "a", 100),
+        host(&governor, "b", 50),
+        host(&governor, "c", 10),
+    );
     assert_eq!(a.next().await, Event::Admitted);
     assert_eq!(start.elapsed().as_millis(), 0);
     assert_eq!(b.next().await, Event::Admitted);
@@ -59,9 +81,17 @@ async fn the_rate_holds_submissions_back_in_the_order_in_which_they_came() {
 
 #[tokio::test(start_paused = true)]
 async fn one_that_is_larger_than_the_burst_goes_when_the_bucket_is_full_and_leaves_a_debt() {
-    let governor = limited(Limits { rate: Rate::BytesPerSec(100), burst: 100, permits: 10 });
+    let governor = limited(Limits {
+        rate: Rate::BytesPerSec(100),
+        burst: 100,
+        permits: 10,
+    });
     let start = Instant::now();
-    let (mut a, mut b, mut c) = (host(&governor, "a", 50), host(&governor, "b", 300), host(&governor, "c", 100));
+    let (mut a, mut b, mut c) = (
+        host(&governor, "a", 50),
+        host(&governor, "b", 300),
+        host(&governor, "c", 100),
+    );
     assert_eq!(a.next().await, Event::Admitted);
     assert_eq!(b.next().await, Event::Admitted);
     assert_eq!(start.elapsed().as_millis(), 500);
@@ -72,7 +102,11 @@ async fn one_that_is_larger_than_the_burst_goes_when_the_bucket_is_full_and_leav
 
 #[tokio::test(start_paused = true)]
 async fn a_new_rate_applies_to_those_who_wait_already() {
-    let governor = limited(Limits { rate: Rate::BytesPerSec(1), burst: 1, permits: 10 });
+    let governor = limited(Limits {
+        rate: Rate::BytesPerSec(1),
+        burst: 1,
+        permits: 10,
+    });
     let start = Instant::now();
     let (mut a, mut b) = (host(&governor, "a", 1), host(&governor, "b", 1000));
     assert_eq!(a.next().await, Event::Admitted);
@@ -204,7 +238,10 @@ async fn a_panic_is_an_answer_and_hurts_nobody_else() {
     let (to, mut answers, _) = mailbox();
     governor.submit("a", 1, transfer(&panicking, &fragment), to);
     assert_eq!(answers.next().await, Event::Admitted);
-    assert_eq!(answers.next().await, Event::Finished(Err(TransferError::Panic("the store fell over".to_owned()))));
+    assert_eq!(
+        answers.next().await,
+        Event::Finished(Err(TransferError::Panic("the store fell over".to_owned())))
+    );
     let (to, mut answers, _) = mailbox();
     governor.submit("b", 1, transfer(&store(gate), &fragment), to);
     assert_eq!(answers.next().await, Event::Admitted);
@@ -227,7 +264,10 @@ async fn a_stop_aborts_everything_although_the_store_is_dead() {
     let (done, stopped) = oneshot::channel();
     governor.stop(move || done.send(()).expect("the test waits"));
     stopped.await.expect("stopped");
-    assert_eq!((runs.next().await, runs.next().await), (Event::Admitted, CANCELLED));
+    assert_eq!(
+        (runs.next().await, runs.next().await),
+        (Event::Admitted, CANCELLED)
+    );
     assert_eq!(waits.next().await, CANCELLED);
     let (to, mut late, _) = mailbox();
     governor.submit("c", 1, transfer(&dead, &fragment), to);
@@ -246,15 +286,24 @@ async fn dropping_the_last_handle_aborts_everything() {
     governor.submit("a", 1, transfer(&dead, &fragment), to);
     gate.has_begun(1).await;
     drop(governor);
-    assert_eq!((answers.next().await, answers.next().await), (Event::Admitted, CANCELLED));
+    assert_eq!(
+        (answers.next().await, answers.next().await),
+        (Event::Admitted, CANCELLED)
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn everything_is_aborted_once_the_owner_is_dead() {
     let lives = Arc::new(AtomicBool::new(true));
     let owner = Arc::clone(&lives);
-    let limits = Limits { rate: Rate::Unlimited, burst: 1, permits: 1 };
-    let governor = Governor::start(&Executor::current().expect("threads"), limits, move || owner.load(Ordering::Relaxed));
+    let limits = Limits {
+        rate: Rate::Unlimited,
+        burst: 1,
+        permits: 1,
+    };
+    let governor = Governor::start(&Executor::current().expect("threads"), limits, move || {
+        owner.load(Ordering::Relaxed)
+    });
     let (mut a, mut b) = (host(&governor, "a", 1), host(&governor, "b", 1));
     assert_eq!(a.next().await, Event::Admitted);
     lives.store(false, Ordering::Relaxed);
@@ -266,7 +315,10 @@ async fn everything_is_aborted_once_the_owner_is_dead() {
 async fn two_submissions_of_one_name_are_two() {
     let governor = governor(2);
     let (mut a, mut b) = (host(&governor, "a", 1), host(&governor, "a", 1));
-    assert_eq!((a.next().await, b.next().await), (Event::Admitted, Event::Admitted));
+    assert_eq!(
+        (a.next().await, b.next().await),
+        (Event::Admitted, Event::Admitted)
+    );
     let mut c = host(&governor, "c", 1);
     governor.finished("a");
     assert_eq!(c.next().await, Event::Admitted);

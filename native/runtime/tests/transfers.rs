@@ -23,7 +23,9 @@ fn folder() -> (TempDir, Store) {
 
 async fn s3() -> (TempDir, S3Local, Store) {
     let dir = TempDir::new().expect("a folder");
-    let server = S3Local::start(Options::new(dir.path(), "bucket")).await.expect("a server");
+    let server = S3Local::start(Options::new(dir.path(), "bucket"))
+        .await
+        .expect("a server");
     let settings = S3Settings {
         bucket: "bucket".to_owned(),
         endpoint: Some(server.endpoint().to_owned()),
@@ -41,19 +43,28 @@ async fn s3() -> (TempDir, S3Local, Store) {
 fn stored(end: &Event) -> Uid {
     match end {
         Event::Finished(Ok(uid)) => *uid,
-        other => panic!("not stored: {other:?}"),
+        Event::Finished(Err(_)) | Event::Admitted | Event::Abandoned => {
+            panic!("not stored: {end:?}")
+        }
     }
 }
 
 fn failed(end: Event) -> TransferError {
-    match end {
-        Event::Finished(Err(error)) => error,
-        other => panic!("not failed: {other:?}"),
+    match &end {
+        Event::Finished(Err(error)) => error.clone(),
+        Event::Finished(Ok(_)) | Event::Admitted | Event::Abandoned => {
+            panic!("not failed: {end:?}")
+        }
     }
 }
 
 fn key(fragment: &Fragment, uid: Uid) -> String {
-    format!("rabbitmq/stream/{}/data/{:020}.{:08x}.fragment", support::STREAM, fragment.meta.first_offset.0, uid.0)
+    format!(
+        "rabbitmq/stream/{}/data/{:020}.{:08x}.fragment",
+        support::STREAM,
+        fragment.meta.first_offset.0,
+        uid.0
+    )
 }
 
 /// Longer than the buffers of a transfer together, over two segments, with chunks that cross the ends of buffers.
@@ -74,7 +85,10 @@ async fn stores_byte_for_byte(store: &Store) {
     assert_eq!(fragment.meta.spans.len(), 2);
     let uid = stored(&upload(store, &fragment).await);
     assert_eq!(keys(store).await, [key(&fragment, uid)]);
-    let (found, expected) = (object(store, &key(&fragment, uid)).await, log.object(&fragment.meta));
+    let (found, expected) = (
+        object(store, &key(&fragment, uid)).await,
+        log.object(&fragment.meta),
+    );
     assert_eq!(found.len(), expected.len());
     assert!(found == expected, "bytes differ");
 }
@@ -96,7 +110,10 @@ async fn each_attempt_has_a_key_of_its_own() {
     let (_dir, store) = folder();
     let mut log = Log::new();
     let fragment = log.chunk(1, 10).fragment();
-    let (one, two) = (stored(&upload(&store, &fragment).await), stored(&upload(&store, &fragment).await));
+    let (one, two) = (
+        stored(&upload(&store, &fragment).await),
+        stored(&upload(&store, &fragment).await),
+    );
     assert_ne!(one, two);
     assert_eq!(keys(&store).await.len(), 2);
 }
@@ -107,7 +124,10 @@ async fn a_chunk_without_data_is_part_of_the_object() {
     let mut log = Log::new();
     let fragment = log.chunk(1, 0).chunk(2, 100).chunk(1, 0).fragment();
     let uid = stored(&upload(&store, &fragment).await);
-    assert_eq!(object(&store, &key(&fragment, uid)).await, log.object(&fragment.meta));
+    assert_eq!(
+        object(&store, &key(&fragment, uid)).await,
+        log.object(&fragment.meta)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -117,7 +137,10 @@ async fn a_corrupt_chunk_is_named_and_nothing_is_stored() {
     let fragment = log.chunk(5, 100).chunk(5, 100).chunk(5, 100).fragment();
     // In the data of the second chunk.
     flip(&log.file(Offset(0)), log.chunks[1].position + 48 + 16 + 50);
-    assert_eq!(failed(upload(&store, &fragment).await), TransferError::CorruptChunk(Offset(5)));
+    assert_eq!(
+        failed(upload(&store, &fragment).await),
+        TransferError::CorruptChunk(Offset(5))
+    );
     assert_eq!(keys(&store).await, [] as [String; 0]);
 }
 
@@ -129,7 +152,11 @@ async fn a_damaged_chunk_header_is_named_by_the_chunk_that_should_be_there() {
     for in_header in [0, 1, 31, 36] {
         let at = log.chunks[1].position + in_header;
         flip(&log.file(Offset(0)), at);
-        assert_eq!(failed(upload(&store, &fragment).await), TransferError::CorruptChunk(Offset(5)), "byte {in_header}");
+        assert_eq!(
+            failed(upload(&store, &fragment).await),
+            TransferError::CorruptChunk(Offset(5)),
+            "byte {in_header}"
+        );
         flip(&log.file(Offset(0)), at);
     }
     stored(&upload(&store, &fragment).await);
@@ -139,7 +166,11 @@ async fn a_damaged_chunk_header_is_named_by_the_chunk_that_should_be_there() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bit_that_flips_after_the_first_read_is_found_and_the_chunk_named() {
     let mut log = Log::new();
-    let fragment = log.chunk(5, 2 * BUFFER_SIZE).chunk(5, 100).chunk(5, 100).fragment();
+    let fragment = log
+        .chunk(5, 2 * BUFFER_SIZE)
+        .chunk(5, 100)
+        .chunk(5, 100)
+        .fragment();
     let file = log.file(Offset(0));
     // Header, filter, data, trailer of the second chunk.
     for at in [20, 48, 48 + 16 + 3, 48 + 16 + 100 + 1] {
@@ -150,7 +181,11 @@ async fn a_bit_that_flips_after_the_first_read_is_found_and_the_chunk_named() {
         };
         let (flipped, at) = (file.clone(), log.chunks[1].position + at);
         let store = store(Before(inner, move || flip(&flipped, at)));
-        assert_eq!(failed(upload(&store, &fragment).await), TransferError::CorruptChunk(Offset(5)), "byte {at}");
+        assert_eq!(
+            failed(upload(&store, &fragment).await),
+            TransferError::CorruptChunk(Offset(5)),
+            "byte {at}"
+        );
         assert_eq!(keys(&store).await, [] as [String; 0]);
         flip(&file, at);
     }
@@ -165,7 +200,13 @@ async fn a_missing_segment_is_named() {
     let gone = log.file(Offset(5));
     fs::remove_file(&gone).expect("removed");
     let file = gone.to_string_lossy().into_owned();
-    assert_eq!(failed(upload(&store, &fragment).await), TransferError::OpenFailed { file, posix: "enoent".to_owned() });
+    assert_eq!(
+        failed(upload(&store, &fragment).await),
+        TransferError::OpenFailed {
+            file,
+            posix: "enoent".to_owned()
+        }
+    );
     assert_eq!(keys(&store).await, [] as [String; 0]);
 }
 
@@ -177,8 +218,10 @@ async fn a_segment_that_is_deleted_while_it_is_uploaded_is_uploaded() {
     let expected = log.object(&fragment.meta);
     let dir = TempDir::new().expect("a folder");
     let file = log.file(Offset(0));
-    let store =
-        store(Before(FsStore::open(dir.path()).expect("a store"), move || fs::remove_file(&file).expect("removed")));
+    let store = store(Before(
+        FsStore::open(dir.path()).expect("a store"),
+        move || fs::remove_file(&file).expect("removed"),
+    ));
     let uid = stored(&upload(&store, &fragment).await);
     assert_eq!(object(&store, &key(&fragment, uid)).await, expected);
 }
@@ -188,9 +231,16 @@ async fn a_truncated_segment_names_the_chunk_that_is_not_whole() {
     let (_dir, store) = folder();
     let mut log = Log::new();
     let fragment = log.chunk(5, 100).chunk(5, 100).fragment();
-    let file = fs::File::options().write(true).open(log.file(Offset(0))).expect("a file");
-    file.set_len(log.chunks[1].position + 60).expect("truncated");
-    assert_eq!(failed(upload(&store, &fragment).await), TransferError::CorruptChunk(Offset(5)));
+    let file = fs::File::options()
+        .write(true)
+        .open(log.file(Offset(0)))
+        .expect("a file");
+    file.set_len(log.chunks[1].position + 60)
+        .expect("truncated");
+    assert_eq!(
+        failed(upload(&store, &fragment).await),
+        TransferError::CorruptChunk(Offset(5))
+    );
     assert_eq!(keys(&store).await, [] as [String; 0]);
 }
 
@@ -200,9 +250,21 @@ async fn a_segment_that_is_truncated_while_it_is_uploaded_aborts_the_put() {
     let fragment = log.chunk(5, 3 * BUFFER_SIZE).chunk(5, 100).fragment();
     let dir = TempDir::new().expect("a folder");
     let (path, len) = (log.file(Offset(0)), log.chunks[1].position + 60);
-    let truncate = move || fs::File::options().write(true).open(&path).and_then(|file| file.set_len(len)).expect("truncated");
-    let store = store(Before(FsStore::open(dir.path()).expect("a store"), truncate));
-    assert_eq!(failed(upload(&store, &fragment).await), TransferError::CorruptChunk(Offset(5)));
+    let truncate = move || {
+        fs::File::options()
+            .write(true)
+            .open(&path)
+            .and_then(|file| file.set_len(len))
+            .expect("truncated")
+    };
+    let store = store(Before(
+        FsStore::open(dir.path()).expect("a store"),
+        truncate,
+    ));
+    assert_eq!(
+        failed(upload(&store, &fragment).await),
+        TransferError::CorruptChunk(Offset(5))
+    );
     assert_eq!(keys(&store).await, [] as [String; 0]);
 }
 
@@ -212,10 +274,16 @@ async fn chunks_that_do_not_join_on_are_refused() {
     let mut log = Log::new();
     let mut fragment = log.chunk(5, 100).chunk(5, 100).fragment();
     fragment.meta.next_offset = Offset(11);
-    assert_eq!(failed(upload(&store, &fragment).await), TransferError::CorruptChunk(Offset(10)));
+    assert_eq!(
+        failed(upload(&store, &fragment).await),
+        TransferError::CorruptChunk(Offset(10))
+    );
     fragment.meta.next_offset = Offset(10);
     fragment.meta.first_offset = Offset(1);
-    assert_eq!(failed(upload(&store, &fragment).await), TransferError::CorruptChunk(Offset(1)));
+    assert_eq!(
+        failed(upload(&store, &fragment).await),
+        TransferError::CorruptChunk(Offset(1))
+    );
     assert_eq!(keys(&store).await, [] as [String; 0]);
 }
 
@@ -224,19 +292,33 @@ async fn what_the_store_answers_is_the_reason() {
     let (_dir, server, store) = s3().await;
     let mut log = Log::new();
     let fragment = log.chunk(5, 3 * BUFFER_SIZE).fragment();
-    let status = |status, code: &str| Action::Status { status, code: code.to_owned() };
+    let status = |status, code: &str| Action::Status {
+        status,
+        code: code.to_owned(),
+    };
     for (action, expected) in [
         (status(500, "InternalError"), TransferError::Http(500)),
         (status(403, "AccessDenied"), TransferError::Http(403)),
         (status(503, "SlowDown"), TransferError::Throttled),
         (status(400, "RequestTimeout"), TransferError::Timeout),
         (Action::ResetBefore, TransferError::Connection),
-        (Action::ResetBody { after_bytes: BUFFER_SIZE as u64 + 1 }, TransferError::Connection),
+        (
+            Action::ResetBody {
+                after_bytes: BUFFER_SIZE as u64 + 1,
+            },
+            TransferError::Connection,
+        ),
         (Action::LostReply, TransferError::Connection),
         (Action::WrongChecksum, TransferError::ChecksumMismatch),
     ] {
-        server.faults().add(Fault::new(Operation::Put, action.clone()).times(1));
-        assert_eq!(failed(upload(&store, &fragment).await), expected, "{action:?}");
+        server
+            .faults()
+            .add(Fault::new(Operation::Put, action.clone()).times(1));
+        assert_eq!(
+            failed(upload(&store, &fragment).await),
+            expected,
+            "{action:?}"
+        );
     }
     stored(&upload(&store, &fragment).await);
 }

@@ -46,7 +46,9 @@ impl Log {
     /// Appends a chunk of `records` records with `data` bytes of data, a filter and a trailer.
     pub(crate) fn chunk(&mut self, records: u32, data: usize) -> &mut Self {
         let number = self.chunks.len() as u64;
-        let data: Vec<u8> = (0..data as u64).map(|n| (n * 31 + number * 7 + n / 253) as u8).collect();
+        let data: Vec<u8> = (0..data as u64)
+            .map(|n| (n * 31 + number * 7 + n / 253) as u8)
+            .collect();
         let (filter, trailer) = ([0xf1; 16], [0x7e; 5]);
         let header = ChunkHeader {
             kind: ChunkType::User,
@@ -105,7 +107,11 @@ impl Log {
             assert_eq!(assembly.add(chunk), Ok(Added::Taken));
         }
         let meta = assembly.metadata().expect("there are chunks");
-        Fragment { stream: StreamId::parse(STREAM).expect("an id"), dir: self.dir.path().to_owned(), meta }
+        Fragment {
+            stream: StreamId::parse(STREAM).expect("an id"),
+            dir: self.dir.path().to_owned(),
+            meta,
+        }
     }
 
     /// What the object of that fragment must be, put together from the files by hand.
@@ -117,7 +123,11 @@ impl Log {
         }
         let mut position = 0;
         for chunk in &self.chunks {
-            let record = IndexRecord { chunk_id: chunk.chunk_id, timestamp: chunk.timestamp, position };
+            let record = IndexRecord {
+                chunk_id: chunk.chunk_id,
+                timestamp: chunk.timestamp,
+                position,
+            };
             object.extend_from_slice(&record.encode());
             position += (chunk.next_position - chunk.position) as u32;
         }
@@ -138,12 +148,21 @@ pub(crate) fn store(objects: impl ObjectStore) -> Store {
 
 /// The keys below the prefix.
 pub(crate) async fn keys(store: &Store) -> Vec<String> {
-    let page = store.objects().list("", None, 1000).await.expect("a listing");
+    let page = store
+        .objects()
+        .list("", None, 1000)
+        .await
+        .expect("a listing");
     page.objects.into_iter().map(|row| row.key).collect()
 }
 
 pub(crate) async fn object(store: &Store, key: &str) -> Vec<u8> {
-    store.get(key, Part::Whole).await.expect("an object").bytes.to_vec()
+    store
+        .get(key, Part::Whole)
+        .await
+        .expect("an object")
+        .bytes
+        .to_vec()
 }
 
 /// Where the answers to a submission can be looked at.
@@ -166,7 +185,10 @@ impl Mailbox for Client {
 
 impl Answers {
     pub(crate) async fn next(&mut self) -> Event {
-        self.0.recv().await.expect("an answer comes before the mailbox is dropped")
+        self.0
+            .recv()
+            .await
+            .expect("an answer comes before the mailbox is dropped")
     }
 
     /// Whether nothing more came, and nothing more can come.
@@ -183,11 +205,22 @@ impl Answers {
 pub(crate) fn mailbox() -> (Box<dyn Mailbox>, Answers, Arc<AtomicBool>) {
     let (to, answers) = mpsc::unbounded_channel();
     let alive = Arc::new(AtomicBool::new(true));
-    (Box::new(Client { to, alive: Arc::clone(&alive) }), Answers(answers), alive)
+    (
+        Box::new(Client {
+            to,
+            alive: Arc::clone(&alive),
+        }),
+        Answers(answers),
+        alive,
+    )
 }
 
 pub(crate) fn governor(permits: usize) -> Governor<&'static str> {
-    limited(Limits { rate: Rate::Unlimited, burst: 1, permits })
+    limited(Limits {
+        rate: Rate::Unlimited,
+        burst: 1,
+        permits,
+    })
 }
 
 pub(crate) fn limited(limits: Limits) -> Governor<&'static str> {
@@ -247,12 +280,19 @@ pub(crate) struct Gate {
 
 impl Gate {
     pub(crate) fn closed() -> Self {
-        Self { begun: Arc::new(Semaphore::new(0)), open: Arc::new(Semaphore::new(0)) }
+        Self {
+            begun: Arc::new(Semaphore::new(0)),
+            open: Arc::new(Semaphore::new(0)),
+        }
     }
 
     /// Waits until as many PUTs have begun.
     pub(crate) async fn has_begun(&self, puts: u32) {
-        self.begun.acquire_many(puts).await.expect("not closed").forget();
+        self.begun
+            .acquire_many(puts)
+            .await
+            .expect("not closed")
+            .forget();
     }
 }
 
