@@ -96,14 +96,30 @@ impl Share {
 }
 
 impl Buffer {
-    /// The whole memory, to be filled.
-    pub(crate) fn space(&mut self) -> &mut [u8] {
-        &mut self.data
+    /// The memory that is not in use yet.
+    pub(crate) fn room(&mut self) -> &mut [u8] {
+        &mut self.data[self.len..]
     }
 
-    /// Says how many bytes are in use.
-    pub(crate) fn set_len(&mut self, len: usize) {
-        self.len = len.min(self.data.len());
+    /// How many of `bytes` there is room for.
+    pub(crate) fn room_for(&self, bytes: u64) -> usize {
+        let room = self.data.len() - self.len;
+        usize::try_from(bytes).map_or(room, |bytes| bytes.min(room))
+    }
+
+    /// Whether there is no room left.
+    pub(crate) fn is_full(&self) -> bool {
+        self.len == self.data.len()
+    }
+
+    /// Takes so many bytes of the room into use.
+    pub(crate) fn advance(&mut self, bytes: usize) {
+        self.len = (self.len + bytes).min(self.data.len());
+    }
+
+    /// Makes all of it room again.
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
     }
 
     /// The bytes in use, without a copy; the buffer goes back when the last clone is dropped.
@@ -155,8 +171,8 @@ mod tests {
     async fn bytes_give_their_buffer_back_with_the_last_clone() {
         let pool = BufferPool::default();
         let mut buffer = pool.share().buffer().await;
-        buffer.space()[..3].copy_from_slice(b"abc");
-        buffer.set_len(3);
+        buffer.room()[..3].copy_from_slice(b"abc");
+        buffer.advance(3);
         let bytes = buffer.into_bytes();
         let tail = bytes.slice(1..);
         drop(bytes);

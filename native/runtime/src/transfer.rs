@@ -12,7 +12,7 @@ use stream_s3_core::units::Uid;
 use stream_s3_store::{Body, ByteStream, Failure, PutOptions};
 use tokio::sync::mpsc;
 
-use crate::buffers::{BUFFER_SIZE, Buffer, Share};
+use crate::buffers::{Buffer, Share};
 use crate::executor::Executor;
 use crate::metrics::Metrics;
 use crate::scan::{Check, Plan, Scan};
@@ -55,9 +55,13 @@ pub(crate) async fn upload(
     store: &Store,
     fragment: &Fragment,
 ) -> Result<Uid, TransferError> {
-    let share = metrics.buffers.share();
-    let mut segments = Segments::new(&fragment.dir);
-    let plan = plan(executor, &share, &mut segments, fragment).await?;
+    let mut reader = Reader {
+        executor,
+        share: metrics.buffers.share(),
+        segments: Segments::new(&fragment.dir),
+        spans: &fragment.meta.spans,
+    };
+    let plan = reader.plan(&fragment.meta).await?;
     let _held = metrics.buffers.hold(plan.memory());
     let uid = Uid(rand::random());
     let key = key::fragment(
@@ -76,8 +80,7 @@ pub(crate) async fn upload(
         ..PutOptions::default()
     };
     let put = store.objects().put(&key, body, options);
-    let send = send(executor, &share, &mut segments, fragment, &plan, pipe);
-    let (stored, sent) = tokio::join!(put, send);
+    let (stored, sent) = tokio::join!(put, reader.send(&plan, pipe));
     match (stored, sent) {
         (Ok(_), Ok(())) => {
             metrics
@@ -92,116 +95,129 @@ pub(crate) async fn upload(
     }
 }
 
-/// The first pass.
-async fn plan(
-    executor: &Executor,
-    share: &Share,
-    segments: &mut Segments,
-    fragment: &Fragment,
-) -> Result<Plan, TransferError> {
-    let meta = &fragment.meta;
-    let mut scan = Box::new(Scan::new(meta.first_offset, meta.next_offset));
-    let mut buffer = share.buffer().await;
-    for span in &meta.spans {
-        let file = segments.file(executor, span.segment_offset).await?;
-        for (position, len) in blocks(span) {
-            let file = file.clone();
-            let job = move || {
-                let outcome = read_at(&file, &mut buffer.space()[..len], position);
-                let fed = outcome.map(|have| {
-                    buffer.set_len(have);
-                    scan.feed(buffer.as_ref()).and_then(|()| {
-                        if have < len {
-                            Err(TransferError::CorruptChunk(scan.current()))
-                        } else {
-                            Ok(())
-                        }
-                    })
-                });
-                (scan, buffer, fed)
-            };
-            let fed;
-            (scan, buffer, fed) = executor.read(job).await.map_err(TransferError::Panic)?;
-            fed.map_err(|error| segments.failed(span.segment_offset, &error))??;
-        }
-        if let Some(chunk) = scan.torn() {
-            return Err(TransferError::CorruptChunk(chunk));
-        }
+/// Reads the spans of one fragment, twice.
+struct Reader<'t> {
+    executor: &'t Executor,
+    share: Share,
+    segments: Segments,
+    spans: &'t [Span],
+}
+
+/// What looks at the bytes that are read, on the thread that reads them.
+trait Pass: Send + 'static {
+    /// Takes the next bytes.
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), TransferError>;
+
+    /// The chunk that the next byte belongs to, as an error: the bytes end too early.
+    fn ends_early(&self) -> TransferError;
+}
+
+impl Pass for Scan {
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
+        Self::feed(self, bytes)
     }
-    scan.finish()
+
+    fn ends_early(&self) -> TransferError {
+        TransferError::CorruptChunk(self.current())
+    }
 }
 
-/// The second pass: writes the whole object into `pipe`.
-async fn send(
-    executor: &Executor,
-    share: &Share,
-    segments: &mut Segments,
-    fragment: &Fragment,
-    plan: &Plan,
-    pipe: Pipe,
-) -> Result<(), Stopped> {
-    let failed = match write(executor, share, segments, fragment, plan, &pipe).await {
-        Ok(()) => return Ok(()),
-        Err(Stopped::ByStore) => return Err(Stopped::ByStore),
-        Err(Stopped::Failed(error)) => error,
-    };
-    // The error ends the body, so the store aborts the request. A pipe that is closed already comes to the same.
-    let _ = pipe
-        .send(Err(std::io::Error::other(failed.to_string())))
-        .await;
-    Err(Stopped::Failed(failed))
+impl Pass for Check {
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
+        Self::feed(self, bytes)
+    }
+
+    fn ends_early(&self) -> TransferError {
+        self.corrupt()
+    }
 }
 
-async fn write(
-    executor: &Executor,
-    share: &Share,
-    segments: &mut Segments,
-    fragment: &Fragment,
-    plan: &Plan,
-    pipe: &Pipe,
-) -> Result<(), Stopped> {
-    let mut check = Box::new(plan.check());
-    push(pipe, Bytes::from_static(&OBJECT_HEADER)).await?;
-    for span in &fragment.meta.spans {
-        let file = segments
-            .file(executor, span.segment_offset)
+impl Reader<'_> {
+    /// The first pass.
+    async fn plan(&mut self, meta: &FragmentMeta) -> Result<Plan, TransferError> {
+        let mut scan = Box::new(Scan::new(meta.first_offset, meta.next_offset));
+        let mut buffer = self.share.buffer().await;
+        for span in self.spans {
+            let mut position = span.start;
+            while position < span.end {
+                buffer.clear();
+                let len = buffer.room_for(span.end - position);
+                (buffer, scan) = self.read(span, position, len, buffer, scan).await?;
+                position += len as u64;
+            }
+            if let Some(chunk) = scan.torn() {
+                return Err(TransferError::CorruptChunk(chunk));
+            }
+        }
+        scan.finish()
+    }
+
+    /// The second pass: writes the whole object into `pipe`.
+    async fn send(&mut self, plan: &Plan, pipe: Pipe) -> Result<(), Stopped> {
+        let failed = match self.write(plan, &pipe).await {
+            Ok(()) => return Ok(()),
+            Err(Stopped::ByStore) => return Err(Stopped::ByStore),
+            Err(Stopped::Failed(error)) => error,
+        };
+        // The error ends the body, so the store aborts the request. A pipe that is closed already comes to the same.
+        let _ = pipe
+            .send(Err(std::io::Error::other(failed.to_string())))
+            .await;
+        Err(Stopped::Failed(failed))
+    }
+
+    /// Every buffer is filled before it is sent, from several spans where they are short: a store may gather about a
+    /// buffer's worth before it goes on, and would wait for ever if all of the transfer's buffers held less than that.
+    async fn write(&mut self, plan: &Plan, pipe: &Pipe) -> Result<(), Stopped> {
+        let mut check = Box::new(plan.check());
+        push(pipe, Bytes::from_static(&OBJECT_HEADER)).await?;
+        let mut buffer = self.share.buffer().await;
+        for span in self.spans {
+            let mut position = span.start;
+            while position < span.end {
+                if buffer.is_full() {
+                    push(pipe, buffer.into_bytes()).await?;
+                    buffer = self.share.buffer().await;
+                }
+                let len = buffer.room_for(span.end - position);
+                let read = self.read(span, position, len, buffer, check).await;
+                (buffer, check) = read.map_err(Stopped::Failed)?;
+                position += len as u64;
+            }
+        }
+        push(pipe, buffer.into_bytes()).await?;
+        // Only now, with every chunk found unchanged, may the body reach its full length.
+        push(pipe, plan.index.clone()).await
+    }
+
+    /// Appends `len` bytes of the span's file to the buffer, and shows them to the pass.
+    async fn read<P: Pass>(
+        &mut self,
+        span: &Span,
+        position: u64,
+        len: usize,
+        mut buffer: Buffer,
+        mut pass: Box<P>,
+    ) -> Result<(Buffer, Box<P>), TransferError> {
+        let segment = span.segment_offset;
+        let file = self.segments.file(self.executor, segment).await?;
+        let job = move || {
+            let start = buffer.as_ref().len();
+            let have = read_at(&file, &mut buffer.room()[..len], position)?;
+            buffer.advance(have);
+            let seen = pass.feed(&buffer.as_ref()[start..]);
+            let seen = seen.and_then(|()| match have {
+                have if have < len => Err(pass.ends_early()),
+                _ => Ok((buffer, pass)),
+            });
+            Ok::<_, std::io::Error>(seen)
+        };
+        let done = self
+            .executor
+            .read(job)
             .await
-            .map_err(Stopped::Failed)?;
-        for (position, len) in blocks(span) {
-            let mut buffer = share.buffer().await;
-            let file = file.clone();
-            let job = move || {
-                let outcome = read_at(&file, &mut buffer.space()[..len], position);
-                let fed = outcome.map(|have| fill(&mut check, &mut buffer, have, len));
-                (check, buffer, fed)
-            };
-            let (fed, filled);
-            (check, filled, fed) = executor
-                .read(job)
-                .await
-                .map_err(|text| Stopped::Failed(TransferError::Panic(text)))?;
-            fed.map_err(|error| segments.failed(span.segment_offset, &error))
-                .and_then(|fed| fed)
-                .map_err(Stopped::Failed)?;
-            push(pipe, filled.into_bytes()).await?;
-        }
-    }
-    // Only now, with every chunk found unchanged, may the body reach its full length.
-    push(pipe, plan.index.clone()).await
-}
-
-fn fill(
-    check: &mut Check,
-    buffer: &mut Buffer,
-    have: usize,
-    wanted: usize,
-) -> Result<(), TransferError> {
-    buffer.set_len(have);
-    check.feed(buffer.as_ref())?;
-    if have < wanted {
-        Err(check.corrupt())
-    } else {
-        Ok(())
+            .map_err(TransferError::Panic)?;
+        done.map_err(|error| self.segments.failed(segment, &error))?
     }
 }
 
@@ -214,16 +230,6 @@ fn pieces_of(pieces: mpsc::Receiver<std::io::Result<Bytes>>) -> ByteStream {
     Box::pin(stream::unfold(pieces, |mut pieces| async move {
         pieces.recv().await.map(|piece| (piece, pieces))
     }))
-}
-
-/// Cuts a span into reads of at most a buffer: position in the file, and length.
-fn blocks(span: &Span) -> impl Iterator<Item = (u64, usize)> + use<> {
-    let (start, end) = (span.start, span.end);
-    (start..end).step_by(BUFFER_SIZE).map(move |position| {
-        let len = (end - position).min(BUFFER_SIZE as u64);
-        // At most BUFFER_SIZE, so it fits.
-        (position, usize::try_from(len).unwrap_or(BUFFER_SIZE))
-    })
 }
 
 /// What a failure of a store is called in the answer to a transfer.

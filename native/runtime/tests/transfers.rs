@@ -105,6 +105,23 @@ async fn a_fragment_of_two_segments_is_stored_byte_for_byte_in_s3() {
     stores_byte_for_byte(&store).await;
 }
 
+/// Of short spans a store has many in hands before it goes on; a transfer whose buffers each held one of them never ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fragment_of_many_short_segments_is_stored_whole() {
+    let mut log = Log::new();
+    for n in 0..40 {
+        log.chunk(3, 5_000 + 37 * n).chunk(1, 70_000).roll();
+    }
+    let fragment = log.fragment();
+    assert_eq!(fragment.meta.spans.len(), 40);
+    let ((_dir, folder), (_dir2, _server, bucket)) = (folder(), s3().await);
+    for store in [folder, bucket] {
+        let uid = stored(&upload(&store, &fragment).await);
+        let found = object(&store, &key(&fragment, uid)).await;
+        assert!(found == log.object(&fragment.meta), "bytes differ");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn each_attempt_has_a_key_of_its_own() {
     let (_dir, store) = folder();
