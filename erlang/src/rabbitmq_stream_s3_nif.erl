@@ -24,6 +24,7 @@
 -export([manifest_encode_root/1, manifest_decode_root/1, manifest_encode_group/2, manifest_decode_group/1]).
 -export([manifest_lookup_offset/2, manifest_lookup_timestamp/2, manifest_evaluate_remote_retention/3, manifest_resume/2]).
 -export([chunk_is_committed/2, compare_log/2, start_on_other_timeline/2, check_timeline/2, error_class/1]).
+-export([resolve_manifest/3, resolve_root/2]).
 -export([retry_delay/4, valid_stream_id/1, object_key/3]).
 -export([store_open/1, store_probe/3, store_put/6, store_get/5, store_delete/4, store_list/6, store_cancel/1]).
 -export([put_root/6, get_root/6, put_group/6, get_group/7]).
@@ -300,6 +301,22 @@ start_on_other_timeline(_Manifest, _Log) -> ?NOT_LOADED.
 -spec check_timeline(Remote :: chunk_identity(), Local :: chunk_identity() | inside_another | trimmed) ->
     same | different | unverifiable.
 check_timeline(_Remote, _Local) -> ?NOT_LOADED.
+
+%% @doc Where the manifest of a stream comes from: the metadata store's answer, the revision of the cached manifest, the
+%% caller's epoch. `{superseded, Epoch}': a later writer has persisted, so this one must not write.
+-spec resolve_manifest(Metadata, Cached :: non_neg_integer() | undefined, OwnEpoch :: non_neg_integer()) ->
+    empty
+    | use_cache
+    | {fetch, uid(), Epoch :: non_neg_integer(), Revision :: non_neg_integer()}
+    | {superseded, Epoch :: non_neg_integer()}
+    | retry
+when
+    Metadata :: absent | {present, uid(), Epoch :: non_neg_integer(), Revision :: non_neg_integer()} | failed.
+resolve_manifest(_Metadata, _Cached, _OwnEpoch) -> ?NOT_LOADED.
+
+%% @doc What an attempt to read the root at this revision means. The manifest comes with its revision.
+-spec resolve_root({ok, #manifest{}} | not_found | failed, Revision :: non_neg_integer()) -> {ok, #manifest{}} | retry.
+resolve_root(_Fetched, _Revision) -> ?NOT_LOADED.
 
 %% @doc What kind of failure a reason is. Reasons that are not of the contract are permanent.
 -spec error_class(Reason :: term()) -> transient | throttled | permanent.

@@ -634,6 +634,19 @@ decisions_take_and_answer_their_terms(_Config) ->
         [same, different, different, different, unverifiable],
         [?NIF:check_timeline(Chunk, L) || L <- [Chunk, Chunk#{epoch := 2}, Chunk#{crc := 6}, inside_another, trimmed]]
     ),
+    Present = {present, 8, 3, 5},
+    ?assertEqual(
+        [empty, retry, use_cache, {fetch, 8, 3, 5}, {fetch, 8, 3, 5}, {superseded, 3}],
+        [
+            ?NIF:resolve_manifest(Metadata, Cached, Epoch)
+         || {Metadata, Cached, Epoch} <- [
+                {absent, 5, 3}, {failed, 5, 3}, {Present, 5, 3}, {Present, 4, 3}, {Present, undefined, 9}, {Present, 5, 2}
+            ]
+        ]
+    ),
+    ?assertEqual({ok, M#manifest{revision = 9}}, ?NIF:resolve_root({ok, M}, 9)),
+    ?assertEqual([{ok, #manifest{}}, retry, retry], [?NIF:resolve_root(F, R) || {F, R} <- [{not_found, 0}, {not_found, 1}, {failed, 0}]]),
+    ?assertError({badarg, _}, ?NIF:resolve_manifest(perhaps, undefined, 1)),
     Delays = #{
         task_retry_delay_ms => 10,
         task_retry_delay_max_ms => 5000,

@@ -3,6 +3,7 @@
 use rustler::{Env, NifResult, Term};
 use stream_s3_core::decisions::commit;
 use stream_s3_core::decisions::local_log;
+use stream_s3_core::decisions::resolution;
 use stream_s3_core::decisions::retry;
 use stream_s3_core::decisions::timeline;
 
@@ -45,6 +46,38 @@ fn check_timeline<'a>(env: Env<'a>, remote: Term<'a>, local: Term<'a>) -> NifRes
     Ok(term::timeline(
         env,
         timeline::check_timeline(&term::chunk_identity(remote)?, &term::local_chunk(local)?),
+    ))
+}
+
+/// Where the manifest of a stream comes from.
+#[rustler::nif]
+fn resolve_manifest<'a>(
+    env: Env<'a>,
+    metadata: Term<'a>,
+    cached: Term<'a>,
+    own: Term<'a>,
+) -> NifResult<Term<'a>> {
+    let (metadata, cached, own) = (
+        term::metadata(metadata)?,
+        term::cached(cached)?,
+        term::epoch(own, "own epoch")?,
+    );
+    Ok(term::resolve(
+        env,
+        resolution::resolve(metadata, cached, own),
+    ))
+}
+
+/// What a fetched root means. Linear in the entries of the manifest.
+#[rustler::nif]
+fn resolve_root<'a>(env: Env<'a>, fetched: Term<'a>, revision: Term<'a>) -> NifResult<Term<'a>> {
+    let (fetched, revision) = (
+        term::fetched_root(fetched)?,
+        term::revision(revision, "revision")?,
+    );
+    Ok(term::resolved(
+        env,
+        &resolution::resolved(fetched, revision),
     ))
 }
 

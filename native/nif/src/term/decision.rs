@@ -2,12 +2,18 @@
 
 use rustler::{Encoder, Env, NifResult, Term};
 use stream_s3_core::decisions::local_log::{Discarded, LocalLog, Start};
+use stream_s3_core::decisions::resolution::{Fetched, Metadata, Resolve, Resolved};
 use stream_s3_core::decisions::retry::RetryDelays;
 use stream_s3_core::decisions::timeline::{ChunkIdentity, LocalChunk, Timeline};
 use stream_s3_core::error::ErrorClass;
 
+use rustler::types::tuple;
+use stream_s3_core::units::Revision;
+
+use super::manifest::{manifest_term, whole_manifest};
 use super::{
-    atoms, epoch, field, is, misuse, need, offset, offset_or_undefined, unsigned, unsigned32,
+    atoms, epoch, field, is, misuse, need, offset, offset_or_undefined, optional, revision, uid,
+    unsigned, unsigned32,
 };
 
 /// `#{first, next, pinned_first}` of a local log; `pinned_first` may be left out.
@@ -69,6 +75,72 @@ pub(crate) fn timeline<'a>(env: Env<'a>, timeline: Timeline) -> Term<'a> {
         Timeline::Unverifiable => atoms::unverifiable(),
     }
     .encode(env)
+}
+
+/// What the metadata store says: `absent`, `{present, Uid, Epoch, Revision}` or `failed`.
+pub(crate) fn metadata(term: Term) -> NifResult<Metadata> {
+    if is(term, atoms::absent()) {
+        return Ok(Metadata::Absent);
+    }
+    if is(term, atoms::failed()) {
+        return Ok(Metadata::Failed);
+    }
+    match tuple::get_tuple(term).unwrap_or_default().as_slice() {
+        [tag, id, of, at] if is(*tag, atoms::present()) => Ok(Metadata::Present {
+            uid: uid(*id, "uid")?,
+            epoch: epoch(*of, "epoch")?,
+            revision: revision(*at, "revision")?,
+        }),
+        _ => Err(misuse(format!(
+            "metadata: expected absent, {{present, Uid, Epoch, Revision}} or failed, got {term:?}"
+        ))),
+    }
+}
+
+/// The revision of a cached manifest, or `undefined`.
+pub(crate) fn cached(term: Term) -> NifResult<Option<Revision>> {
+    optional(term, |term| revision(term, "cached revision"))
+}
+
+/// Where a manifest comes from.
+pub(crate) fn resolve<'a>(env: Env<'a>, resolve: Resolve) -> Term<'a> {
+    match resolve {
+        Resolve::Empty => atoms::empty().encode(env),
+        Resolve::UseCache => atoms::use_cache().encode(env),
+        Resolve::Fetch {
+            uid,
+            epoch,
+            revision,
+        } => (atoms::fetch(), uid.0, epoch.0, revision.0).encode(env),
+        Resolve::Superseded { by } => (atoms::superseded(), by.0).encode(env),
+        Resolve::Retry => atoms::retry().encode(env),
+    }
+}
+
+/// What became of reading a root: `{ok, #manifest{}}`, `not_found` or `failed`.
+pub(crate) fn fetched_root(term: Term) -> NifResult<Fetched> {
+    if is(term, atoms::not_found()) {
+        return Ok(Fetched::NotFound);
+    }
+    if is(term, atoms::failed()) {
+        return Ok(Fetched::Failed);
+    }
+    match tuple::get_tuple(term).unwrap_or_default().as_slice() {
+        [tag, manifest] if is(*tag, atoms::ok()) => {
+            whole_manifest(*manifest).map(Fetched::Manifest)
+        }
+        _ => Err(misuse(format!(
+            "root: expected {{ok, Manifest}}, not_found or failed, got {term:?}"
+        ))),
+    }
+}
+
+/// Which manifest a stream has: `{ok, #manifest{}}` or `retry`.
+pub(crate) fn resolved<'a>(env: Env<'a>, resolved: &Resolved) -> Term<'a> {
+    match resolved {
+        Resolved::Manifest(manifest) => (atoms::ok(), manifest_term(env, manifest)).encode(env),
+        Resolved::Retry => atoms::retry().encode(env),
+    }
 }
 
 /// A class of errors.
