@@ -47,7 +47,7 @@
 }).
 
 %% @doc Starts the governor of this node.
--spec start_link(options()) -> {ok, pid()} | {error, term()}.
+-spec start_link(options()) -> gen_server:start_ret().
 start_link(Options) ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, Options, []).
 
