@@ -30,6 +30,7 @@
 start(#{store := Kind, dir := Dir} = Options) ->
     Objects = maps:get(objects, Options, filename:join(Dir, "objects")),
     ok = filelib:ensure_path(Objects),
+    ok = stop_metadata_store(),
     ok = stream_s3_osiris:start(filename:join(Dir, "osiris")),
     {Server, Store, Description} = store(Kind, Objects),
     Env = maps:merge(Store, maps:get(env, Options, #{})),
@@ -51,11 +52,17 @@ store(s3, Objects) ->
 -spec stop(world()) -> ok.
 stop(#{s3local := Server}) ->
     ok = stop_application(),
+    ok = stop_metadata_store(),
     ok = stream_s3_osiris:stop(),
     case Server of
         none -> ok;
         _ -> stream_s3_s3local:stop(Server)
     end.
+
+%% Khepri keeps the directory that it was started with first until Ra is stopped too.
+stop_metadata_store() ->
+    _ = [application:stop(Application) || Application <- [khepri, ra]],
+    ok.
 
 %% @doc Where the objects go, for people.
 -spec describe(world()) -> string().
