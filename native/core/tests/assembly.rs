@@ -245,6 +245,25 @@ fn a_chunk_that_would_pass_the_positions_is_left_and_cuts() {
 }
 
 #[test]
+fn a_first_chunk_has_position_zero_whatever_its_length() {
+    let mut assembly = Assembly::new(u64::MAX);
+    let huge = Log::at(0).chunk_of(1, (1 << 32) + 1);
+    assert_eq!(assembly.add(&huge), Ok(Added::Taken));
+    assert_eq!(assembly.metadata().unwrap().size, (1 << 32) + 1);
+}
+
+#[test]
+fn chunks_of_two_segments_are_two_spans_even_where_positions_touch() {
+    let mut log = Log::at(0);
+    let mut assembly = Assembly::new(1_000);
+    assert_eq!(assembly.add(&log.chunk(52)), Ok(Added::Taken));
+    log.segment = 7;
+    assert_eq!(assembly.add(&log.chunk(52)), Ok(Added::Taken));
+    let spans = assembly.metadata().unwrap().spans;
+    assert_eq!(spans, [span(0, 8, 108), span(7, 108, 208)]);
+}
+
+#[test]
 fn a_fragment_is_cut_at_its_largest_number_of_chunks() {
     let mut log = Log::at(0);
     let chunks: Vec<_> = (0..=MAX_CHUNKS).map(|_| log.chunk(1)).collect();

@@ -220,6 +220,40 @@ fn a_retention_inside_a_group_moves_only_the_manifests_beginning() {
     assert_eq!(rig.machine.manifest().total_size, 1_000);
 }
 
+/// A retention is meant to be announced. Where it is not, fragments that came since may have moved into a group.
+#[test]
+fn a_retention_that_comes_late_finds_the_oldest_fragment_inside_a_group() {
+    let options = Options {
+        rebalance_threshold: 3,
+        ..GROUPING
+    };
+    for (floor, oldest) in [(50, [500, 590]), (60, [-1, -1])] {
+        let mut rig = Rig::new(manifest_of(&[(40, 50)], 7), options);
+        rig.cut(50, 60);
+        rig.stored(50);
+        rig.cut(60, 70);
+        rig.stored(60);
+        rig.on(Event::GroupUploadComplete(Uid(9)));
+        let persisted = rig.machine.persisted_manifest();
+        let edit = Edit {
+            first_offset: Offset(floor),
+            first_timestamp: TimestampMs::NONE,
+            first_last_timestamp: TimestampMs::NONE,
+            size: -1_000,
+            len: 34,
+            ..new_edit(persisted)
+        };
+        rig.on(Event::RetentionComplete(edit));
+        let manifest = rig.machine.manifest();
+        assert_eq!(
+            (manifest.first_offset, manifest.entries.len()),
+            (Offset(floor), 1)
+        );
+        let found = [manifest.first_timestamp, manifest.first_last_timestamp];
+        assert_eq!(found, oldest.map(TimestampMs));
+    }
+}
+
 /// It comes from whoever has seen the fragments; only what was appended since cannot be known there.
 #[test]
 fn a_retentions_own_timestamps_are_taken() {
