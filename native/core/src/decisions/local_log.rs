@@ -58,7 +58,7 @@ pub enum Start {
 #[must_use]
 pub fn compare(manifest: &Manifest, log: &LocalLog) -> Start {
     let next = manifest.next_offset;
-    let never_tiered = manifest.entries.is_empty() && next == Offset(0);
+    let never_tiered = next == Offset(0);
     let Some(first) = log.first else {
         return if never_tiered {
             Start::Fresh { at: log.next }
