@@ -1,7 +1,8 @@
 %% @doc The interface for people and other applications. Stream ids are osiris' names of streams, binaries.
 -module(rabbitmq_stream_s3).
 
--export([start/0, get_range/1, await_offset/2, force_cut/1, reconcile/0, status/0, status/1, print_status/0]).
+-export([start/0, get_range/1, await_offset/2, force_cut/1, reconcile/0, set_transfer_rate/2]).
+-export([status/0, status/1, print_status/0]).
 -export_type([status/0]).
 
 %% How long a reader may take to answer before it is shown as busy.
@@ -43,6 +44,22 @@ force_cut(StreamId) ->
 -spec reconcile() -> ok | {error, term()}.
 reconcile() ->
     rabbitmq_stream_s3_reconciler:reconcile().
+
+%% @doc Changes `max_transfer_bytes_per_sec' and `max_transfer_burst_bytes' (`undefined': a fifth of the rate) while the
+%% application runs, until it is started anew. Uploads that have been admitted go on.
+-spec set_transfer_rate(unlimited | pos_integer(), Burst :: pos_integer() | undefined) -> ok | {error, Text :: binary()}.
+set_transfer_rate(Rate, Burst) ->
+    Rated = [{max_transfer_bytes_per_sec, Rate}] ++ [{max_transfer_burst_bytes, Burst} || Burst =/= undefined],
+    Env = application:get_all_env(rabbitmq_stream_s3),
+    Others = [Setting || {Key, _} = Setting <- Env, Key =/= max_transfer_bytes_per_sec, Key =/= max_transfer_burst_bytes],
+    case rabbitmq_stream_s3_config:validate(Rated ++ Others) of
+        ok ->
+            ok = application:unset_env(rabbitmq_stream_s3, max_transfer_burst_bytes),
+            [ok = application:set_env(rabbitmq_stream_s3, Key, Value) || {Key, Value} <- Rated],
+            rabbitmq_stream_s3_governor:set_rate(Rate, Burst);
+        {error, _} = Error ->
+            Error
+    end.
 
 %% @doc The node as a whole: its store, its governor, its metadata store, and each stream that is tiered from here. Asks each reader.
 -spec status() -> #{store := map(), governor := map(), metadata := map(), settings := map(), streams := [status()]}.

@@ -119,7 +119,9 @@ try_open(Offset, Context) ->
     catch
         %% An offset inside a chunk, or a file that retention deleted in the meantime.
         throw:Reason -> {error, Reason};
-        error:Reason -> {error, Reason}
+        error:Reason -> {error, Reason};
+        %% A segment whose end makes no sense.
+        exit:Reason -> {error, Reason}
     end.
 
 %% Of the release that RabbitMQ 4.0 has, osiris does not tell which file it opened.

@@ -60,6 +60,7 @@ meta(StreamId) ->
 -spec text(Reason :: term()) -> binary().
 text({store, {_Kind, #{message := Message}}}) -> Message;
 text({metadata, timeout}) -> <<"the metadata store does not answer in time (has it lost its majority?)">>;
+text({metadata, noproc}) -> <<"the metadata store does not run on this node">>;
 text({metadata, Reason}) -> format("the metadata store says ~0tP", [Reason, 20]);
 text(no_queue) -> <<"the metadata store does not know the stream's queue (yet)">>;
 text({fenced, Epoch}) -> format("a writer of the later epoch ~b has been there, so this one must not write", [Epoch]);
@@ -76,7 +77,7 @@ text(connection) -> <<"there is no connection to the store, or it breaks">>;
 text(throttled) -> <<"the store asks to slow down">>;
 text(checksum_mismatch) -> <<"the bytes changed on the way to the store">>;
 text({corrupt_chunk, ChunkId}) -> format("the chunk at offset ~b does not fit its checksum: the local copy is damaged", [ChunkId]);
-text({open_failed, File, Posix}) -> format("~ts cannot be read: ~ts", [File, file:format_error(Posix)]);
+text({open_failed, File, Posix}) -> format("~ts cannot be opened: ~ts", [File, file:format_error(Posix)]);
 text({panic, Text}) -> format("the library failed: ~ts", [Text]);
 text(cancelled) -> <<"it was cancelled">>;
 text(clock_skew) -> <<"this machine's clock and the store's are too far apart">>;

@@ -17,7 +17,7 @@
 -record(state, {
     timer :: reference() | undefined,
     %% Monitors of the supervisors of streams; of readers that an earlier reconciler started, of the readers themselves.
-    readers = #{} :: #{reference() => {StreamId :: binary(), Writer :: pid()}},
+    readers = #{} :: #{reference() => {StreamId :: binary(), Writer :: pid(), supervisor | reader}},
     %% Writers of streams that are not to be tiered any more.
     ignored = #{} :: #{pid() => true},
     %% Streams that cannot be tiered, and that the log has told of.
@@ -63,9 +63,9 @@ handle_info({timeout, Timer, look}, #state{timer = Timer} = State) ->
     {noreply, Next};
 handle_info({'DOWN', Monitor, process, _Pid, Reason}, #state{readers = Readers} = State0) ->
     case maps:take(Monitor, Readers) of
-        {{_StreamId, Writer}, Rest} ->
+        {{_StreamId, Writer, What}, Rest} ->
             State = State0#state{readers = Rest},
-            case Reason =:= shutdown andalso is_process_alive(Writer) of
+            case What =:= supervisor andalso Reason =:= shutdown andalso is_process_alive(Writer) of
                 %% Its reader has failed too often, or the stream is deleted: no hurry.
                 true -> {noreply, State};
                 false -> {noreply, look_in(?SOON_MS, State)}
@@ -115,13 +115,13 @@ attach_one({StreamId, Writer}, #state{ignored = Ignored, refused = Refused} = St
 watch(StreamId, Reader, Writer, #state{readers = Readers} = State) ->
     case lists:keymember(StreamId, 1, maps:values(Readers)) of
         true -> State;
-        false -> State#state{readers = Readers#{monitor(process, Reader) => {StreamId, Writer}}}
+        false -> State#state{readers = Readers#{monitor(process, Reader) => {StreamId, Writer, reader}}}
     end.
 
 start_reader(StreamId, Writer, #state{readers = Readers} = State) ->
     case rabbitmq_stream_s3_reader_sup:start_reader(StreamId, Writer) of
         {ok, Supervisor} ->
-            State#state{readers = Readers#{monitor(process, Supervisor) => {StreamId, Writer}}};
+            State#state{readers = Readers#{monitor(process, Supervisor) => {StreamId, Writer, supervisor}}};
         {error, {shutdown, {failed_to_start_child, _, {already_started, _}}}} ->
             %% Its supervisor restarted it in this moment.
             State;

@@ -22,6 +22,8 @@
 
 -define(AWAIT_TIMEOUT_MS, 60000).
 -define(FORCE_CUT_TIMEOUT_MS, 30000).
+%% A writer that starts, or a queue that is being declared, is found unready once or twice.
+-define(WORTH_TELLING, 3).
 
 -type stream_id() :: binary().
 -type offset() :: non_neg_integer().
@@ -228,11 +230,13 @@ resolved({error, Reason}, Reader) ->
     count(manifest_resolution_failures, Reader),
     not_resolved(Reason, Reader).
 
-not_resolved(Reason, #reader{problems = Problems} = Reader) ->
+not_resolved(Reason, #reader{resolutions = N, problems = Problems} = Reader) when N >= ?WORTH_TELLING ->
     Reader#reader{
         problems = rabbitmq_stream_s3_problems:failed(resolving, Reason, Problems),
         verdict = {resolve, Reason}
-    }.
+    };
+not_resolved(Reason, Reader) ->
+    Reader#reader{verdict = {resolve, Reason}}.
 
 where_to_begin(#{timeline := different, manifest := Manifest, range := Range}) ->
     rabbitmq_stream_s3_nif:start_on_other_timeline(Manifest, Range);
@@ -313,7 +317,7 @@ running_status(#reader{phase = running, core = Core, drain = Drain, transfers = 
     #{bytes := BytesInAssembly} = ?DRAIN:info(Drain),
     CoreState = #{persisted_next_offset := Persisted} = rabbitmq_stream_s3_replica_reader_core:format_state(Core),
     maps:merge(CoreState, maps:merge(local_status(Context, Persisted), #{
-        last_persist_timestamp_ms => maps:get(last_persist_ts, CoreState),
+        last_persist_timestamp_ms => Reader#reader.last_persist,
         bytes_in_assembly => BytesInAssembly,
         bytes_in_transfer => BytesInTransfer,
         bytes_in_persist => Reader#reader.persisting_bytes,

@@ -41,6 +41,8 @@
     %% Failures in a row, and the last cause.
     persist_failures = {0, none} :: {non_neg_integer(), term()},
     group_failures = {0, none} :: {non_neg_integer(), term()},
+    %% When a persist of this process succeeded last, milliseconds since the Unix epoch.
+    last_persist = none :: none | integer(),
     %% Data bytes that the persist under way will publish.
     persisting_bytes = 0 :: non_neg_integer()
 }).

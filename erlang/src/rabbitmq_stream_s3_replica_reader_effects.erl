@@ -204,6 +204,7 @@ persisted({ok, Root, Revision}, #reader{core = Core, root = Old, discarded = Dis
         root = Root,
         discarded = false,
         resolutions = 0,
+        last_persist = erlang:system_time(millisecond),
         persist_failures = {0, none},
         persisting_bytes = 0
     })),

@@ -57,31 +57,37 @@ anchored({error, not_found}) -> {error, no_queue};
 anchored({error, Reason}) -> {error, {metadata, Reason}}.
 
 manifest(StreamId, Epoch, Until) ->
-    case rabbitmq_stream_s3_metadata:get(StreamId, left(Until)) of
-        {ok, {_Uid, Later}, _Revision} when Later > Epoch ->
-            {error, {fenced, Later}};
-        {ok, {Uid, OfEpoch} = Root, Revision} ->
-            case cached(StreamId, Revision) of
-                {ok, Manifest} ->
-                    {ok, Root, Manifest};
-                none ->
-                    case rabbitmq_stream_s3_store:get_root(StreamId, OfEpoch, Uid, left(Until)) of
-                        {ok, Manifest} -> {ok, Root, Manifest#manifest{revision = Revision}};
-                        %% Also when it is not there: somebody may have replaced it just now. Never an empty manifest.
-                        {error, Error} -> {error, {store, Error}}
-                    end
-            end;
-        {error, not_found} ->
-            {ok, none, #manifest{}};
-        {error, Reason} ->
-            {error, {metadata, Reason}}
+    Answer = rabbitmq_stream_s3_metadata:get(StreamId, left(Until)),
+    {CachedRevision, Cached} = cached(StreamId),
+    case rabbitmq_stream_s3_nif:resolve_manifest(known(Answer), CachedRevision, Epoch) of
+        empty -> {ok, none, #manifest{}};
+        use_cache -> {ok, element(2, Answer), Cached};
+        {fetch, Uid, OfEpoch, Revision} -> fetch(StreamId, {Uid, OfEpoch}, Revision, Until);
+        {superseded, Later} -> {error, {fenced, Later}};
+        retry -> {error, {metadata, element(2, Answer)}}
     end.
 
-cached(StreamId, Revision) ->
+known({ok, {Uid, Epoch}, Revision}) -> {present, Uid, Epoch, Revision};
+known({error, not_found}) -> absent;
+known({error, _}) -> failed.
+
+cached(StreamId) ->
     case rabbitmq_stream_s3_manifest_cache:get(StreamId) of
-        {resolved, Manifest, Revision} -> {ok, Manifest};
-        _ -> none
+        {resolved, Manifest, Revision} -> {Revision, Manifest};
+        pending -> {undefined, none};
+        unknown -> {undefined, none}
     end.
+
+fetch(StreamId, {Uid, Epoch} = Root, Revision, Until) ->
+    Answer = rabbitmq_stream_s3_store:get_root(StreamId, Epoch, Uid, left(Until)),
+    case rabbitmq_stream_s3_nif:resolve_root(fetched(Answer), Revision) of
+        {ok, Manifest} -> {ok, Root, Manifest};
+        retry -> {error, {store, element(2, Answer)}}
+    end.
+
+fetched({ok, #manifest{}} = Ok) -> Ok;
+fetched({error, {not_found, _}}) -> not_found;
+fetched({error, _}) -> failed.
 
 %% --- timeline --------------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,14 @@
 open() ->
     case rabbitmq_stream_s3_nif:store_open(rabbitmq_stream_s3_config:store_settings()) of
         {ok, Store} -> persistent_term:put(?HANDLE, Store);
-        {error, {Key, Text}} -> {error, unicode:characters_to_binary(io_lib:format("~ts: ~ts", [Key, Text]))}
+        {error, {Key, Text}} -> {error, named(atom_to_binary(Key), Text)}
+    end.
+
+%% The sentence must name the setting, once.
+named(Key, Text) ->
+    case string:prefix(Text, Key) of
+        nomatch -> <<Key/binary, ": ", Text/binary>>;
+        _ -> Text
     end.
 
 %% @doc Gives the handle up. Requests under way are not affected.

@@ -34,6 +34,7 @@ all() ->
         a_reader_that_fails_too_often_rests_and_others_go_on,
         a_conflict_makes_the_reader_resolve_anew_and_keeps_those_who_wait,
         a_reader_of_an_older_epoch_writes_nothing,
+        a_persist_whose_outcome_is_unknown_is_done_again,
         a_deleted_stream_stops_its_reader_and_is_left_alone,
         a_reader_ends_with_its_writer_and_the_next_writer_gets_one,
         a_log_that_was_lost_and_is_as_long_again_is_another_timeline,
@@ -63,7 +64,9 @@ init_per_testcase(Case, Config) ->
 end_per_testcase(_Case, Config) ->
     ok = stream_s3_logs:stop(?config(logs, Config)),
     ok = osiris:delete_cluster(?config(conf, Config)),
-    stream_s3_world:set(maps:merge(?ENV, #{max_in_flight_fragments => 8, fragment_max_age_ms => 600000})).
+    stream_s3_world:set(maps:merge(?ENV, #{
+        max_in_flight_fragments => 8, fragment_max_age_ms => 600000, persist_timeout_ms => 60000
+    })).
 
 %% --- draining --------------------------------------------------------------------------------------------------------
 
@@ -256,6 +259,23 @@ a_reader_of_an_older_epoch_writes_nothing(Config) ->
     {warning, _} = stream_s3_logs:await(?config(logs, Config), Sentence, ?TIMEOUT),
     ?assertMatch(#{state := resolving, problems := [#{doing := resolving}]}, rabbitmq_stream_s3:status(Stream)),
     ?assertEqual({Pointer, Revision}, stream_s3_world:pointer(Stream)).
+
+a_persist_whose_outcome_is_unknown_is_done_again(Config) ->
+    Stream = ?config(stream, Config),
+    ok = stream_s3_world:set(#{persist_timeout_ms => 300}),
+    Writer = start_stream(Config),
+    write(Writer, 0, 10),
+    assert_tiered(Config, Writer),
+    Khepri = whereis(?METADATA:store_id()),
+    ok = sys:suspend(Khepri),
+    write(Writer, 10, 10),
+    Sentence = ["^stream ", Stream, ": persisting fails and is tried again: "],
+    {warning, _} = stream_s3_logs:await(?config(logs, Config), Sentence, ?TIMEOUT),
+    ?assertEqual({0, 10}, rabbitmq_stream_s3:get_range(Stream)),
+    ok = sys:resume(Khepri),
+    %% Whether the first attempts took effect is not known; if so, the next one meets them as a conflict.
+    assert_tiered(Config, Writer),
+    ?assertMatch(#{persists_failed := N} when N > 0, counters(Config)).
 
 %% The same manifest under another uid, as a rival writes it that tiered nothing new.
 rewrite_root(Config, Epoch) ->
