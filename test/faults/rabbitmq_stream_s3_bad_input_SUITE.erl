@@ -80,7 +80,7 @@ settings_that_cannot_be_meant_are_refused_by_name(Config) ->
             {#{upload_concurrency => 0}, <<"upload_concurrency must be an integer from 1 to 1024, not 0">>},
             {#{fragment_max_age_ms => never}, <<"fragment_max_age_ms must be infinity or an integer from 1 to 4294967295, not never">>},
             {#{tiered => some}, <<"tiered must be all or none, not some">>},
-            {#{store => s3, bucket => ""}, <<"bucket must be a non-empty string without control characters, not []">>},
+            {#{store => s3, bucket => ""}, <<"bucket must be a non-empty string without control characters, not \"\"">>},
             {#{secret_key => 1234567890}, <<"secret_key must be a non-empty string without control characters, not what it is set to">>},
             {#{access_key_id => "a"}, <<"access_key_id is set, so secret_key must be set as well">>},
             {#{store => s3}, <<"bucket is not set: with store = s3 it must be the name of the bucket">>}
@@ -112,7 +112,7 @@ a_bucket_that_is_not_there(Config) ->
         Cause = <<"the store has no such bucket (HTTP 404)">>,
         Writer = start(Config, S3#{bucket => <<"missing">>}),
         assert_waiting(Config, Writer, uploading, Cause),
-        await_log(Config, warning, ["the object store cannot be used, uploads wait: probe ", Place]),
+        await_log(Config, warning, ["the object store cannot be used, uploads wait: list ", Place, " was answered with 404 NoSuchBucket: The specified bucket does not exist (create the bucket, or correct the setting bucket)"]),
         ok = stream_s3_s3local:create_bucket(Server, "missing"),
         assert_resumed(Config, Writer, uploading)
     end).
@@ -153,7 +153,7 @@ a_file_in_place_of_the_folder(Config) ->
     Dir = filename:join(?config(dir, Config), "bucket"),
     ok = file:write_file(Dir, <<"in the way">>),
     Writer = start(Config, #{store => fs, fs_dir => unicode:characters_to_binary(Dir)}),
-    assert_waiting(Config, Writer, uploading, <<"?">>),
+    assert_waiting(Config, Writer, uploading, iolist_to_binary([Dir, "/.stream_s3 cannot be opened: not a directory"])),
     ok = file:delete(Dir),
     assert_resumed(Config, Writer, uploading).
 
@@ -161,19 +161,26 @@ a_damaged_root(Config) ->
     Writer = start(Config, fs(Config)),
     ok = stream_s3_osiris:write(Writer, [<<"before">>]),
     assert_tiered(Config, Writer),
-    Root = root_file(Config),
-    {ok, Good} = file:read_file(Root),
+    Key = root_key(Config),
+    Root = filename:join(directory(Config), Key),
+    %% One entry.
+    {ok, <<Good:83/binary>>} = file:read_file(Root),
     [
         begin
             %% A reader that is only restarted trusts the manifest that this node knows.
             ok = stream_s3_world:stop_application(),
+            ok = stream_s3_logs:clear(?config(logs, Config)),
             ok = file:write_file(Root, Bad),
             ok = stream_s3_world:start_application(maps:merge(?QUICK, fs(Config))),
-            assert_unresolved(Config, Writer, <<"?">>),
+            assert_unresolved(Config, Writer, iolist_to_binary([Key, ": root, ", What])),
             ok = file:write_file(Root, Good),
             await_log(Config, notice, ["stream ", ?config(stream, Config), ": resolving succeeds again"])
         end
-     || Bad <- [<<>>, binary:part(Good, 0, byte_size(Good) - 1), <<"OSIG", (binary:part(Good, 4, byte_size(Good) - 4))/binary>>]
+     || {Bad, What} <- [
+            {<<>>, "byte 0: expected 49 bytes, got 0"},
+            {binary:part(Good, 0, 82), "byte 82: expected 83 bytes, got 82"},
+            {<<"OSIG", (binary:part(Good, 4, 79))/binary>>, "byte 0: wrong magic [4f, 53, 49, 47]"}
+        ]
     ],
     assert_tiered(Config, Writer).
 
@@ -181,12 +188,13 @@ a_root_that_is_gone(Config) ->
     Writer = start(Config, fs(Config)),
     ok = stream_s3_osiris:write(Writer, [<<"before">>]),
     assert_tiered(Config, Writer),
-    Root = root_file(Config),
+    Key = root_key(Config),
+    Root = filename:join(directory(Config), Key),
     ok = stream_s3_world:stop_application(),
-    ok = file:rename(Root, Root ++ ".away"),
+    ok = file:rename(Root, <<Root/binary, ".away">>),
     ok = stream_s3_world:start_application(maps:merge(?QUICK, fs(Config))),
-    assert_unresolved(Config, Writer, <<"?">>),
-    ok = file:rename(Root ++ ".away", Root),
+    assert_unresolved(Config, Writer, iolist_to_binary(["get \"", Key, "\" in ", directory(Config), ": no such object"])),
+    ok = file:rename(<<Root/binary, ".away">>, Root),
     await_log(Config, notice, ["stream ", ?config(stream, Config), ": resolving succeeds again"]),
     assert_tiered(Config, Writer).
 
@@ -209,6 +217,8 @@ start(Config, Settings) ->
     Writer = stream_s3_osiris:start_stream(stream_s3_osiris:config(?config(stream, Config))),
     ok = stream_s3_world:start_application(maps:merge(?QUICK, Settings)),
     ok = rabbitmq_stream_s3_reconciler:reconcile(),
+    %% Nothing is tiered yet, so nothing has to be read to begin.
+    ok = rabbitmq_stream_s3_replica_reader:await_offset(?config(stream, Config), 0, ?TIMEOUT),
     Writer.
 
 %% The writer writes, nothing is tiered, and log and status say why.
@@ -272,10 +282,9 @@ directory(Config) ->
     ok = filelib:ensure_path(Dir),
     Dir.
 
-root_file(Config) ->
+root_key(Config) ->
     {Pointer, _Revision} = stream_s3_world:pointer(?config(stream, Config)),
-    Bucket = stream_s3_bucket:open(fs(Config)),
-    binary_to_list(filename:join(directory(Config), stream_s3_bucket:root_key(Bucket, ?config(stream, Config), Pointer))).
+    stream_s3_bucket:root_key(stream_s3_bucket:open(fs(Config)), ?config(stream, Config), Pointer).
 
 %% Free a moment ago; that another process takes it meanwhile is unlikely enough.
 free_port() ->

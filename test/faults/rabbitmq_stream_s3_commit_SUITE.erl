@@ -66,11 +66,8 @@ tiering_stops_at_the_committed_offset_while_replicas_are_down_and_resumes_with_t
     ok = write_uncommitted(Writer, "uncommitted", 25),
     ?assertEqual(75, next_offset(A, Writer)),
     ?assertEqual(Committed, committed_chunk_id(A, Writer)),
-    %% The reader that is there looks again, and so does a fresh one, which has no listener that would wait for a commit.
-    ok = assert_not_above(Config, A, Stream, 50),
-    ok = stream_s3_peers:call(A, stream_s3_world, kill_reader, [Stream]),
-    ok = reconcile(A),
-    ok = assert_not_above(Config, A, Stream, 50),
+    ok = tempt(A, Stream),
+    ok = assert_not_above(Config, Stream, 50),
 
     {ok, _} = osiris:start_replica(B, Conf#{leader_pid => Writer}),
     ok = settle(A, Stream, 75),
@@ -84,6 +81,7 @@ chunks_that_an_election_cuts_off_never_reach_the_bucket(Config) ->
     ok = settle(A, Stream, 50),
     [ok = osiris:stop_member(Node, Conf) || Node <- [B, C]],
     ok = write_uncommitted(Old, "phantom", 25),
+    ok = tempt(A, Stream),
 
     %% The others elect a writer of their own, while the old one and its reader still run, cut off.
     Conf2 = Conf#{epoch => 2, leader_node => B, replica_nodes => [A, C]},
@@ -91,8 +89,9 @@ chunks_that_an_election_cuts_off_never_reach_the_bucket(Config) ->
     {ok, _} = osiris:start_replica(C, Conf2#{leader_pid => New}),
     ok = reconcile(B),
     ok = write(B, New, "elected", 40),
-    ok = assert_not_above(Config, A, Stream, 90),
+    ok = tempt(A, Stream),
     ok = settle(B, Stream, 90),
+    ok = assert_not_above(Config, Stream, 90),
     assert_bucket_is_log_of(Config, B, New, 90),
 
     %% The old writer's node comes back as a replica and drops what it had alone.
@@ -139,15 +138,25 @@ record(Name, I) ->
     Start = <<(list_to_binary(string:pad(Name, 12)))/binary, I:32>>,
     <<Start/binary, (binary:copy(<<I>>, ?RECORD_SIZE - byte_size(Start)))/binary>>.
 
+%% Gives the reader of this node every occasion to tier what it must not: it looks again and cuts, and so does a fresh one,
+%% which has no listener yet that would wait for a commit.
+tempt(Node, Stream) ->
+    _ = force_cut(Node, Stream),
+    ok = stream_s3_peers:call(Node, stream_s3_world, kill_reader, [Stream]),
+    ok = reconcile(Node),
+    _ = force_cut(Node, Stream),
+    ok.
+
+force_cut(Node, Stream) -> stream_s3_peers:call(Node, rabbitmq_stream_s3_replica_reader, force_cut, [Stream]).
+
 settle(Node, Stream, Offset) -> stream_s3_peers:call(Node, stream_s3_world, settle, [Stream, Offset, ?TIMEOUT]).
 committed_chunk_id(Node, Writer) -> stream_s3_peers:call(Node, stream_s3_osiris, committed_chunk_id, [Writer]).
 next_offset(Node, Writer) -> stream_s3_peers:call(Node, stream_s3_osiris, next_offset, [Writer]).
 
 %% --- the bucket ------------------------------------------------------------------------------------------------------
 
-%% Makes the reader of this node drain and cut what it may, then looks at every object of the stream, listed by a root or not.
-assert_not_above(Config, Node, Stream, Offset) ->
-    _ = stream_s3_peers:call(Node, rabbitmq_stream_s3_replica_reader, force_cut, [Stream]),
+%% Looks at every object of the stream, listed by a root or not.
+assert_not_above(Config, Stream, Offset) ->
     Bucket = ?config(bucket, Config),
     Keys = [Key || Key <- stream_s3_bucket:keys(Bucket, Stream), filename:extension(Key) =:= <<".fragment">>],
     ?assertNotEqual([], Keys),

@@ -1,7 +1,7 @@
 %% @doc What this node logs, to look at and to wait for.
 -module(stream_s3_logs).
 
--export([start/0, stop/1, await/3, lines/1]).
+-export([start/0, stop/1, await/3, lines/1, clear/1]).
 %% Called by logger.
 -export([log/2]).
 -export_type([logs/0]).
@@ -45,6 +45,12 @@ lines({Collector, _Id}) ->
         {Ref, Lines} -> Lines
     end.
 
+%% @doc Forgets what was logged so far.
+-spec clear(logs()) -> ok.
+clear({Collector, _Id}) ->
+    Collector ! clear,
+    ok.
+
 %% @private
 -spec log(logger:log_event(), logger:handler_config()) -> ok.
 log(#{level := Level} = Event, #{config := #{collector := Collector}}) ->
@@ -66,6 +72,8 @@ collect(Lines, Waiting) ->
                 [] ->
                     collect(Lines, [{Ref, From, Pattern} | Waiting])
             end;
+        clear ->
+            collect([], Waiting);
         {lines, Ref, From} ->
             From ! {Ref, lists:reverse(Lines)},
             collect(Lines, Waiting)
