@@ -40,7 +40,7 @@ groups() ->
 %% The world lives as long as the process that runs this function, and Common Test ends that at once: so it gets one of its own.
 init_per_group(Store, Config) ->
     Dir = filename:join(?config(priv_dir, Config), atom_to_list(Store)),
-    Keeper = stream_s3_keeper:start(fun() -> stream_s3_world:start(#{store => Store, dir => Dir}) end),
+    Keeper = stream_s3_keeper:start(fun() -> stream_s3_world:start(#{store => Store, dir => Dir, env => #{persist_interval_ms => 50}}) end),
     World = stream_s3_keeper:value(Keeper),
     [{keeper, Keeper}, {world, World}, {bucket, stream_s3_world:bucket(World)} | Config].
 

@@ -2,6 +2,8 @@
 %% demo, the shell and the suites run in it.
 -module(stream_s3_world).
 
+-include("rabbitmq_stream_s3.hrl").
+
 -export([start/1, stop/1, describe/1, bucket/1, store/1, s3local/1]).
 -export([start_application/1, try_application/1, stop_application/0, set/1]).
 -export([settle/3, pointer/1, tiered_bytes/1, kill_reader/1]).
@@ -142,12 +144,13 @@ pointer(StreamId) ->
     {ok, Pointer, Revision} = rabbitmq_stream_s3_metadata:get(StreamId),
     {Pointer, Revision}.
 
-%% @doc Data bytes of a stream that are persisted.
+%% @doc Data bytes of a stream that are persisted, as far as this node knows. Asks no process.
 -spec tiered_bytes(binary()) -> non_neg_integer().
 tiered_bytes(StreamId) ->
-    case rabbitmq_stream_s3:status(StreamId) of
-        #{manifest_total_size := Bytes} -> Bytes;
-        _ -> 0
+    case rabbitmq_stream_s3_manifest_cache:get(StreamId) of
+        {resolved, #manifest{total_size = Bytes}, _Revision} -> Bytes;
+        pending -> 0;
+        unknown -> 0
     end.
 
 %% @doc Kills the reader of a stream and waits until it is gone.
