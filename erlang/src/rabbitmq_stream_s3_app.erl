@@ -19,6 +19,7 @@ start(_Type, _Args) ->
         ok ->
             rabbitmq_stream_s3_sup:start_link();
         {error, Text} ->
+            ok = rabbitmq_stream_s3_store:close(),
             ?LOG_ERROR("tiered storage for streams does not start: ~ts", [Text], #{domain => [rabbitmq, stream_s3]}),
             {error, Text}
     end.

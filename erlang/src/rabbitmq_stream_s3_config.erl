@@ -269,7 +269,8 @@ contradictions() ->
         fun(Get) -> unsupported(Get, local_retention, policy) end,
         fun(Get) -> unsupported(Get, remote_max_bytes, unlimited) end,
         fun(Get) -> unsupported(Get, remote_max_age_ms, unlimited) end,
-        fun(Get) -> unsupported(Get, gc_enabled, false) end
+        fun(Get) -> unsupported(Get, gc_enabled, false) end,
+        fun(Get) -> unsupported(Get, pinned_segment_bytes, 2147483648) end
     ].
 
 needs(Get, Key, Value, Needed, What) ->
@@ -312,7 +313,7 @@ check_prefix(Get) ->
 unsupported(Get, Key, Supported) ->
     case Get(Key) of
         Supported -> ok;
-        Value -> refuse("~ts = ~0tp is not supported by this version yet: it must be ~ts, or not set", [Key, Value, Supported])
+        Value -> refuse("~ts = ~0tp is not supported by this version yet: it must be ~0tp, or not set", [Key, Value, Supported])
     end.
 
 refuse(Format, Args) ->

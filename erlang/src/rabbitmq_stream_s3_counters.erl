@@ -1,8 +1,8 @@
 %% @doc Numbers that only grow, for each stream and for the metadata store. Gauges are not here: they are computed from
 %% state when somebody asks.
 %%
-%% A stream's numbers outlive its reader, so that a restart of the reader is not a reset of the numbers. Adding costs two
-%% table lookups at most and takes no lock.
+%% A stream's numbers live as long as its writer is on this node, so that a restart of the reader is not a reset of the
+%% numbers. Adding costs two table lookups at most and takes no lock.
 -module(rabbitmq_stream_s3_counters).
 
 -export([init/0, add/2, add/3, get/1, forget/1, names/1]).

@@ -69,7 +69,8 @@ check_broker() ->
         false ->
             {error, <<
                 "RabbitMQ keeps its metadata in Mnesia, but tiered storage needs Khepri: "
-                "enable the feature flag khepri_db (rabbitmqctl enable_feature_flag khepri_db), then the plugin"
+                "enable the feature flag khepri_db (rabbitmqctl enable_feature_flag khepri_db, "
+                "with --experimental before RabbitMQ 4.1), then the plugin"
             >>}
     end.
 

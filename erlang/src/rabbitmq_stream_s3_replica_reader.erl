@@ -99,15 +99,15 @@ handle_continue(resolve, Reader) ->
 terminate(Reason, #reader{stream = StreamId} = Reader) ->
     _ = release(Reader),
     case Reason of
-        {shutdown, stream_deleted} ->
-            ok = rabbitmq_stream_s3_counters:forget(StreamId),
-            rabbitmq_stream_s3_manifest_cache:forget(StreamId);
-        normal ->
-            %% The next writer may run elsewhere, and then what we know goes out of date.
-            rabbitmq_stream_s3_manifest_cache:forget(StreamId);
-        _ ->
-            ok
+        {shutdown, stream_deleted} -> forget(StreamId);
+        %% The writer has ended. The next one may run elsewhere, and then what this node knows goes out of date.
+        normal -> forget(StreamId);
+        _ -> ok
     end.
+
+forget(StreamId) ->
+    ok = rabbitmq_stream_s3_manifest_cache:forget(StreamId),
+    rabbitmq_stream_s3_counters:forget(StreamId).
 
 %% Lets go of all that is under way and of the log's file. Keeps those who wait, and what has failed.
 release(#reader{drain = Drain, tasks = Tasks, transfers = Transfers} = Reader) ->

@@ -35,7 +35,8 @@ groups() ->
         {s3, [], [
             a_stalled_upload_is_given_up_and_the_next_one_succeeds,
             an_upload_whose_reply_is_lost_is_listed_once,
-            a_passing_error_is_not_worth_a_word_and_a_lasting_one_is_told_once
+            a_passing_error_is_not_worth_a_word_and_a_lasting_one_is_told_once,
+            the_rate_is_changed_while_uploads_wait
         ]}
     ].
 
@@ -248,6 +249,26 @@ a_passing_error_is_not_worth_a_word_and_a_lasting_one_is_told_once(Config) ->
         ],
         told(Config)
     ).
+
+the_rate_is_changed_while_uploads_wait(Config) ->
+    Stream = ?config(stream, Config),
+    Writer = start_stream(Config),
+    ok = rabbitmq_stream_s3:set_transfer_rate(1, 1),
+    %% Larger than the burst: the first one is let through, and leaves a debt.
+    write_and_settle(Config, Writer),
+    ok = stream_s3_osiris:write_chunk(Writer, [<<"three">>]),
+    ok = ?READER:force_cut(Stream),
+    ?assertEqual({error, timeout}, ?READER:await_offset(Stream, 3, 100)),
+    ?assertMatch(
+        {error, <<"max_transfer_bytes_per_sec must be unlimited or an integer from 1 to ", _/binary>>},
+        rabbitmq_stream_s3:set_transfer_rate(0, undefined)
+    ),
+    ?assertMatch({error, <<"max_transfer_burst_bytes is set", _/binary>>}, rabbitmq_stream_s3:set_transfer_rate(unlimited, 5)),
+    ok = rabbitmq_stream_s3:set_transfer_rate(unlimited, undefined),
+    ?assertEqual(ok, ?READER:await_offset(Stream, 3, ?TIMEOUT)),
+    ?assertEqual({unlimited, undefined}, {
+        rabbitmq_stream_s3_config:get(max_transfer_bytes_per_sec), rabbitmq_stream_s3_config:get(max_transfer_burst_bytes)
+    }).
 
 told(Config) ->
     Start = <<"stream ", (?config(stream, Config))/binary, ":">>,
