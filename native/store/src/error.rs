@@ -197,6 +197,18 @@ impl StoreError {
         self
     }
 
+    /// The IAM action on the encryption key that this refusal may be about.
+    pub(crate) fn missing_kms_action(&self) -> Option<&'static str> {
+        if self.failure != Failure::Http(403) || !self.message.contains(self.op.iam_action()) {
+            return None;
+        }
+        match self.op {
+            Op::Put => Some("kms:GenerateDataKey"),
+            Op::Get => Some("kms:Decrypt"),
+            Op::Open | Op::Delete | Op::List | Op::Probe => None,
+        }
+    }
+
     /// A setting that cannot be used. `key` is its name in the configuration.
     pub fn setting(key: &'static str, message: impl fmt::Display) -> Self {
         Self::new(Op::Open, Failure::Setting(key), format!("{key}: {message}"))
@@ -240,6 +252,8 @@ pub(crate) struct Answer {
     pub(crate) code: Option<String>,
     /// Its message.
     pub(crate) message: Option<String>,
+    /// Where the bucket is, if the store says so.
+    pub(crate) region: Option<String>,
 }
 
 impl Answer {
@@ -258,6 +272,7 @@ impl Answer {
             status,
             code: element(text, "Code"),
             message: element(text, "Message"),
+            region: element(text, "Region"),
         })
     }
 
@@ -323,7 +338,10 @@ impl Answer {
                 "PermanentRedirect"
                 | "AuthorizationHeaderMalformed"
                 | "IllegalLocationConstraintException",
-            ) => "the setting region is not the bucket's region".to_owned(),
+            ) => match &self.region {
+                Some(region) => format!("set region to {}", printable(region)),
+                None => "the setting region is not the bucket's region".to_owned(),
+            },
             Some("RequestTimeTooSkewed" | "RequestInTheFuture") => {
                 "this machine's clock and the store's differ too much".to_owned()
             }
@@ -336,6 +354,9 @@ impl Answer {
             Some(_) => return None,
             None if self.status == 403 => {
                 format!("the credentials need the IAM action {}", op.iam_action())
+            }
+            None if self.status == 407 => {
+                "put the user and password that the proxy wants into proxy".to_owned()
             }
             None => return None,
         };
@@ -458,6 +479,7 @@ mod tests {
             status,
             code: Some(code.to_owned()),
             message: None,
+            region: None,
         }
         .failure()
     }
@@ -523,6 +545,7 @@ mod tests {
             status: 500,
             code: None,
             message: Some("a\nb".to_owned() + &"x".repeat(1000)),
+            region: None,
         };
         let error = StoreError::answer(Op::Put, "s3://b/k", &said);
         assert!(error.message.contains("a b"));

@@ -230,6 +230,7 @@ impl S3Store {
                 status: 200,
                 code,
                 message: row.message().map(str::to_owned),
+                region: None,
             };
             failures.push((key.clone(), self.answered(Op::Delete, &key, &answer)));
         }
@@ -282,11 +283,19 @@ impl S3Store {
     where
         E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
-        self.noted(sdk_error::read(op, &self.place(key), error))
+        let proxied = self.settings.proxy.is_some();
+        self.noted(sdk_error::read(op, &self.place(key), proxied, error))
     }
 
-    /// Credentials that have expired are of no more use to the next request.
-    fn noted(&self, error: StoreError) -> StoreError {
+    /// Credentials that have expired are of no more use to the next request; and what needs a key besides the bucket is told.
+    fn noted(&self, mut error: StoreError) -> StoreError {
+        if self.settings.kms_key_id.is_some()
+            && let Some(action) = error.missing_kms_action()
+        {
+            error
+                .message
+                .push_str(&format!(" (and, on the key kms_key_id, {action})"));
+        }
         if let (Failure::ExpiredToken, Some(renewed)) = (&error.failure, &self.renewed) {
             renewed.forget();
         }
@@ -311,16 +320,17 @@ impl ObjectStore for S3Store {
     }
 
     async fn get(&self, key: &str, part: Part) -> Result<Object> {
+        let no_byte = |part: &Part| {
+            let message = format!("get {}: {part:?} holds no byte", self.place(key));
+            StoreError::new(Op::Get, Failure::Http(416), message)
+        };
         let range = match &part {
             Part::Whole => None,
             Part::Range(range) if range.start < range.end => {
                 Some(format!("bytes={}-{}", range.start, range.end - 1))
             }
             Part::Last(n) if *n > 0 => Some(format!("bytes=-{n}")),
-            Part::Range(_) | Part::Last(_) => {
-                let message = format!("get {}: {part:?} holds no byte", self.place(key));
-                return Err(StoreError::new(Op::Get, Failure::Http(416), message));
-            }
+            Part::Range(_) | Part::Last(_) => return Err(no_byte(&part)),
         };
         let request = self
             .client
@@ -349,6 +359,8 @@ impl ObjectStore for S3Store {
         };
         let size = match &part {
             Part::Whole => len,
+            // Of an empty object some stores send nothing, instead of refusing.
+            Part::Range(_) | Part::Last(_) if len == 0 => return Err(no_byte(&part)),
             Part::Range(_) | Part::Last(_) => {
                 let asked = output.content_range().and_then(parse_content_range);
                 let Some((start, end, size)) = asked else {

@@ -7,8 +7,16 @@ use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 
 use crate::error::{Answer, Failure, Op, StoreError, chain_text};
 
-/// Reads an error. `place` is bucket, key and endpoint, as it appears in the message.
-pub(crate) fn read<E>(op: Op, place: &str, error: SdkError<E, HttpResponse>) -> StoreError
+/// Steps of a chain that name layers of the client and tell a reader nothing.
+const LAYERS: [&str; 3] = ["dispatch failure", "io error", "client error (Connect)"];
+
+/// Reads an error. `place` is bucket, key and endpoint, as it appears in the message; `proxied` is whether a proxy stands in between.
+pub(crate) fn read<E>(
+    op: Op,
+    place: &str,
+    proxied: bool,
+    error: SdkError<E, HttpResponse>,
+) -> StoreError
 where
     E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
 {
@@ -24,17 +32,57 @@ where
     if let Some(cause) = find::<CredentialsError>(&error) {
         return no_credentials(op, place, cause);
     }
+    let text = chain_text(&error);
     let (failure, what) = if matches!(error, SdkError::ConstructionFailure(_)) {
         (Failure::Http(400), "no request can be made of it")
     } else if matches!(error, SdkError::TimeoutError(_)) {
         (Failure::Timeout, "it took too long")
     } else if matches!(&error, SdkError::DispatchFailure(dispatch) if dispatch.is_timeout()) {
         (Failure::Timeout, "no connection in time")
+    } else if text.contains("(Connect)") {
+        (Failure::Connection, "no connection")
     } else {
-        (Failure::Connection, "no connection, or it broke")
+        (Failure::Connection, "the connection broke")
     };
-    let message = format!("{} {place}: {what}: {}", op.name(), chain_text(&error));
+    let mut message = format!("{} {place}: {what}", op.name());
+    for step in text.split(": ").filter(|step| !LAYERS.contains(step)) {
+        message.push_str(": ");
+        message.push_str(step);
+    }
+    if let Some(advice) = advice(&error, what, proxied) {
+        message.push_str(&format!(" ({advice})"));
+    }
     StoreError::new(op, failure, message).with_source(error)
+}
+
+/// What to look at where there is no connection.
+fn advice(
+    error: &(dyn std::error::Error + 'static),
+    what: &str,
+    proxied: bool,
+) -> Option<&'static str> {
+    use rustls::CertificateError as Certificate;
+    match find::<rustls::Error>(error) {
+        Some(rustls::Error::InvalidCertificate(Certificate::UnknownIssuer)) => {
+            Some("set ca_file to the authority that issued the store's certificate")
+        }
+        Some(rustls::Error::InvalidCertificate(
+            Certificate::Expired
+            | Certificate::ExpiredContext { .. }
+            | Certificate::NotValidYet
+            | Certificate::NotValidYetContext { .. },
+        )) => Some("renew the store's certificate, or set this machine's clock"),
+        Some(rustls::Error::InvalidCertificate(
+            Certificate::NotValidForName | Certificate::NotValidForNameContext { .. },
+        )) => Some("the store's certificate is for another host than endpoint names"),
+        Some(rustls::Error::InvalidMessage(_)) => {
+            Some("what answers there does not speak TLS: should endpoint begin with http://?")
+        }
+        Some(_) => None,
+        None if !what.starts_with("no connection") => None,
+        None if proxied => Some("is proxy right, and can it reach the store?"),
+        None => Some("is endpoint right, and is the store up?"),
+    }
 }
 
 /// What the store said. `None` where a success cannot be understood: then it is not known what the store did.
@@ -49,22 +97,26 @@ fn answer<E: ProvideErrorMetadata>(
         .and_then(|body| Answer::parse(status, body));
     let meta = error.map(ProvideErrorMetadata::meta);
     let text = |text: Option<&str>| text.map(str::to_owned);
-    let (code, message) = match document {
-        Some(document) => (document.code, document.message),
-        None => (
-            text(meta.and_then(|meta| meta.code())),
-            text(meta.and_then(|meta| meta.message())),
-        ),
-    };
-    (status >= 300 || code.is_some()).then_some(Answer {
+    let mut answer = document.unwrap_or_else(|| Answer {
         status,
-        code,
-        message,
-    })
+        code: text(meta.and_then(|meta| meta.code())),
+        message: text(meta.and_then(|meta| meta.message())),
+        region: None,
+    });
+    if let Some(region) = response.headers().get("x-amz-bucket-region") {
+        answer.region = Some(region.to_owned());
+    }
+    (status >= 300 || answer.code.is_some()).then_some(answer)
 }
 
 fn no_credentials(op: Op, place: &str, cause: &CredentialsError) -> StoreError {
-    let (failure, what) = if matches!(cause, CredentialsError::CredentialsNotLoaded(_)) {
+    let text = chain_text(cause);
+    let (failure, what) = if text.contains("credentials-process") {
+        let what = "a profile of the shared config files has a credential_process, which is never run, because no program is started \
+                    from inside the VM; set access_key_id and secret_key, or give the node a role";
+        let message = format!("{} {place}: {what}", op.name());
+        return StoreError::new(op, Failure::Setting("access_key_id"), message);
+    } else if matches!(cause, CredentialsError::CredentialsNotLoaded(_)) {
         let what =
             "no credentials found; set access_key_id and secret_key, or give the node a role";
         (Failure::Setting("access_key_id"), what)
@@ -79,14 +131,22 @@ fn no_credentials(op: Op, place: &str, cause: &CredentialsError) -> StoreError {
     StoreError::new(
         op,
         failure,
-        format!("{} {place}: {what}: {}", op.name(), chain_text(cause)),
+        format!("{} {place}: {what}: {text}", op.name()),
     )
 }
 
-/// The first error of type `E` in a chain.
+/// The first error of type `E` in a chain. An `io::Error` hides the error that it was made of: its source is that of the hidden one.
 fn find<'a, E: std::error::Error + 'static>(
     error: &'a (dyn std::error::Error + 'static),
 ) -> Option<&'a E> {
-    std::iter::successors(Some(error), |error| error.source())
-        .find_map(|error| error.downcast_ref::<E>())
+    std::iter::successors(Some(error), |error| {
+        match error
+            .downcast_ref::<std::io::Error>()
+            .and_then(std::io::Error::get_ref)
+        {
+            Some(hidden) => Some(hidden as &(dyn std::error::Error + 'static)),
+            None => error.source(),
+        }
+    })
+    .find_map(|error| error.downcast_ref::<E>())
 }

@@ -4,45 +4,74 @@ mod support;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use futures::StreamExt;
 use stream_s3_store::{
-    Body, ErrorKind, Failure, FsStore, ObjectStore, Part, Precondition, PutOptions,
+    Body, ErrorKind, Failure, FsStore, ObjectStore, Part, Precondition, PutOptions, S3Store,
 };
 use support::*;
 use tempfile::TempDir;
 
-/// Makes a test of each function for each store.
-macro_rules! conformance {
-    ($($name:ident),* $(,)?) => {
-        mod fs {
+/// Makes a test of each function for one store. `$place` opens one that is empty, with whatever must outlive it.
+macro_rules! against {
+    ($module:ident, $place:path, $($name:ident),* $(,)?) => {
+        mod $module {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                let dir = tempfile::TempDir::new().expect("a folder");
-                let store = stream_s3_store::FsStore::open(dir.path()).expect("a store");
-                super::$name(std::sync::Arc::new(store)).await;
-            })*
-        }
-        mod s3 {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $name() {
-                let server = super::support::Server::start().await;
-                super::$name(std::sync::Arc::new(server.store())).await;
-                server.local.stop().await;
+                let Some((store, _kept)) = $place().await else {
+                    return;
+                };
+                super::$name(store).await;
             })*
         }
     };
 }
 
-conformance![
+/// For every store that verifies checksums and decides rival conditional writes.
+macro_rules! conformance {
+    ($module:ident, $place:path) => {
+        against![
+            $module,
+            $place,
+            objects_of_all_sizes_come_back_as_they_went,
+            a_streamed_body_is_stored_as_one_in_memory,
+            an_overwritten_object_has_another_tag,
+            create_only_fails_where_something_is,
+            a_replacement_needs_the_tag_of_what_it_replaces,
+            only_one_of_many_rival_creations_wins,
+            only_one_of_many_rival_replacements_wins,
+            parts_are_cut_off_at_the_end_of_the_object,
+            a_part_without_a_byte_is_refused,
+            a_missing_object_is_not_found,
+            pages_are_ascending_and_complete,
+            a_prefix_is_taken_to_the_letter,
+            odd_keys_are_keys,
+            deleting_what_is_not_there_succeeds,
+            more_keys_than_a_batch_holds_are_deleted,
+            wrong_bytes_are_refused_and_not_stored,
+            a_body_that_fails_is_not_stored_and_says_why,
+            a_body_of_another_length_is_not_stored,
+            a_dropped_put_is_not_stored,
+            a_probe_leaves_nothing_behind,
+        ];
+    };
+}
+
+conformance!(fs, super::folder);
+conformance!(s3, super::s3local);
+conformance!(tls, super::s3local_with_tls);
+
+// It has no checksums, and decides nothing between rivals: what it looks at may have changed when it acts.
+against![
+    moto,
+    super::support::moto::bucket,
     objects_of_all_sizes_come_back_as_they_went,
     a_streamed_body_is_stored_as_one_in_memory,
     an_overwritten_object_has_another_tag,
     create_only_fails_where_something_is,
     a_replacement_needs_the_tag_of_what_it_replaces,
-    only_one_of_many_rival_creations_wins,
-    only_one_of_many_rival_replacements_wins,
     parts_are_cut_off_at_the_end_of_the_object,
     a_part_without_a_byte_is_refused,
     a_missing_object_is_not_found,
@@ -51,12 +80,54 @@ conformance![
     odd_keys_are_keys,
     deleting_what_is_not_there_succeeds,
     more_keys_than_a_batch_holds_are_deleted,
-    wrong_bytes_are_refused_and_not_stored,
     a_body_that_fails_is_not_stored_and_says_why,
     a_body_of_another_length_is_not_stored,
     a_dropped_put_is_not_stored,
-    a_probe_leaves_nothing_behind,
+    a_store_without_checksums_is_known_as_one,
 ];
+
+/// Nothing here holds an object of this size in memory.
+macro_rules! deep {
+    ($module:ident, $place:path, $($mebibytes:literal),*) => {
+        mod $module {
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            #[ignore = "writes and reads a gigabyte"]
+            async fn large_objects_flow_through_little_memory() {
+                for mebibytes in [$($mebibytes),*] {
+                    let Some((store, _kept)) = $place().await else {
+                        return;
+                    };
+                    super::a_large_object_comes_back_as_it_went(store, mebibytes << 20).await;
+                }
+            }
+        }
+    };
+}
+
+deep!(deep_fs, super::folder, 64, 1024);
+deep!(deep_s3, super::s3local, 64, 1024);
+deep!(deep_tls, super::s3local_with_tls, 64, 1024);
+// moto itself keeps whole bodies in memory.
+deep!(deep_moto, super::support::moto::bucket, 64);
+
+type Kept = Box<dyn std::any::Any + Send>;
+
+async fn folder() -> Option<(Store, Kept)> {
+    let dir = TempDir::new().expect("a folder");
+    let store = FsStore::open(dir.path()).expect("a store");
+    Some((Arc::new(store), Box::new(dir)))
+}
+
+async fn s3local() -> Option<(Store, Kept)> {
+    let server = Server::start().await;
+    Some((Arc::new(server.store()), Box::new(server)))
+}
+
+async fn s3local_with_tls() -> Option<(Store, Kept)> {
+    let (server, settings) = Server::with_tls().await;
+    let store = S3Store::open(settings).expect("a store");
+    Some((Arc::new(store), Box::new(server)))
+}
 
 type Store = Arc<dyn ObjectStore>;
 
@@ -488,6 +559,92 @@ async fn a_probe_leaves_nothing_behind(store: Store) {
         );
     }
     assert!(keys(&*store, "", 10).await.is_empty());
+}
+
+async fn a_store_without_checksums_is_known_as_one(store: Store) {
+    let found = store.probe("rabbitmq").await.expect("usable");
+    assert!(
+        found.conditional_writes && !found.verifies_checksums,
+        "{found:?}"
+    );
+    assert!(keys(&*store, "", 10).await.is_empty());
+}
+
+/// The piece number `number` of a body that is made up while it is sent.
+fn piece(number: usize) -> Bytes {
+    let mut piece = bytes(PIECE).to_vec();
+    piece[..8].copy_from_slice(&number.to_be_bytes());
+    piece.into()
+}
+
+const PIECE: usize = 1 << 18;
+/// How much larger this program may become meanwhile; other tests run beside this one.
+const LITTLE: u64 = 300 << 20;
+
+async fn a_large_object_comes_back_as_it_went(store: Store, size: usize) {
+    let pieces = size / PIECE;
+    let mut crc = crc32fast::Hasher::new();
+    for number in 0..pieces {
+        crc.update(&piece(number));
+    }
+    let crc32 = crc.finalize();
+    let before = resident();
+    let largest = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&largest);
+    let stream = futures::stream::iter(0..pieces).map(move |number| {
+        if number % 64 == 0 {
+            seen.fetch_max(resident(), Ordering::Relaxed);
+        }
+        Ok(piece(number))
+    });
+    let body = Body::Stream {
+        len: size as u64,
+        stream: Box::pin(stream),
+    };
+    let options = PutOptions {
+        crc32: Some(crc32),
+        precondition: Precondition::Absent,
+    };
+    store.put("large", body, options).await.expect("stored");
+    let object = store.get("large", Part::Whole).await.expect("found");
+    assert_eq!(object.size, size as u64);
+    let mut body = object.body;
+    let mut crc = crc32fast::Hasher::new();
+    let mut read = 0;
+    while let Some(bytes) = body.next().await {
+        let bytes = bytes.expect("whole");
+        crc.update(&bytes);
+        read += bytes.len();
+        largest.fetch_max(resident(), Ordering::Relaxed);
+    }
+    assert_eq!((read, crc.finalize()), (size, crc32));
+    let last = read_part(&store, size).await;
+    assert!(last == piece(pieces - 1));
+    let grown = largest.load(Ordering::Relaxed).saturating_sub(before);
+    assert!(grown < LITTLE, "{grown} bytes more for {size}");
+    assert!(
+        store
+            .delete(&["large".to_owned()])
+            .await
+            .expect("deleted")
+            .is_empty()
+    );
+}
+
+async fn read_part(store: &Store, size: usize) -> Bytes {
+    let part = Part::Range((size - PIECE) as u64..size as u64);
+    read(&**store, "large", part).await.expect("found")
+}
+
+/// Bytes of this program in memory.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    let pages: u64 = status
+        .split(' ')
+        .nth(1)
+        .and_then(|pages| pages.parse().ok())
+        .expect("a number");
+    pages * 4096
 }
 
 #[tokio::test]

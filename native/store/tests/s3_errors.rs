@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use stream_s3_s3local::{Action, Fault, Operation, Options, S3Local, Tls};
+use stream_s3_s3local::{Action, Fault, Operation, Options, S3Local};
 use stream_s3_store::{
     Body, Credentials, ErrorKind, Failure, ObjectStore, Part, Precondition, PutOptions, S3Settings,
     S3Store, StoreError,
 };
 use support::*;
-use tempfile::TempDir;
 
 async fn put_fails(store: &S3Store) -> StoreError {
     let content = bytes(300_000);
@@ -511,70 +510,6 @@ async fn a_restarted_server_is_found_again() {
     .expect("restarts");
     assert_eq!(read(&store, "k", Part::Whole).await.expect("found"), "x");
     again.stop().await;
-}
-
-/// An authority of our own, and a certificate of it for the loopback.
-fn certificate(dir: &TempDir) -> (Tls, std::path::PathBuf) {
-    let authority_key = rcgen::KeyPair::generate().expect("a key");
-    let mut authority = rcgen::CertificateParams::new(Vec::new()).expect("parameters");
-    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let authority_pem = authority
-        .self_signed(&authority_key)
-        .expect("a certificate")
-        .pem();
-    let issuer = rcgen::Issuer::new(authority, authority_key);
-    let key = rcgen::KeyPair::generate().expect("a key");
-    let params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("parameters");
-    let certificate = params.signed_by(&key, &issuer).expect("a certificate");
-    let write = |name: &str, text: String| {
-        let path = dir.path().join(name);
-        std::fs::write(&path, text).expect("written");
-        path
-    };
-    let tls = Tls {
-        certificate: write("cert.pem", certificate.pem()),
-        key: write("key.pem", key.serialize_pem()),
-    };
-    (tls, write("ca.pem", authority_pem))
-}
-
-#[tokio::test]
-async fn tls_with_an_authority_of_our_own_works_and_without_it_does_not() {
-    let dir = TempDir::new().expect("a folder");
-    let (tls, ca_file) = certificate(&dir);
-    let data = dir.path().join("data");
-    let local = S3Local::start(Options {
-        tls: Some(tls),
-        ..Options::new(data, BUCKET)
-    })
-    .await
-    .expect("a server");
-    assert!(local.endpoint().starts_with("https://"));
-    let trusting = S3Settings {
-        ca_file: Some(ca_file),
-        ..settings(local.endpoint())
-    };
-    let store = S3Store::open(trusting).expect("a store");
-    store.probe("p").await.expect("usable");
-    let content = bytes(3 << 20);
-    store
-        .put("k", stream(&content, 100_000), with_crc(&content))
-        .await
-        .expect("stored");
-    assert!(read(&store, "k", Part::Whole).await.expect("found") == content);
-    let stranger_dir = TempDir::new().expect("a folder");
-    let (_, other) = certificate(&stranger_dir);
-    let wary = S3Store::open(S3Settings {
-        ca_file: Some(other),
-        ..settings(local.endpoint())
-    })
-    .expect("a store");
-    let refused = wary.probe("p").await.expect_err("not trusted");
-    assert_eq!(
-        (refused.kind, &refused.failure),
-        (ErrorKind::Transient, &Failure::Connection)
-    );
-    assert!(refused.message.contains("certificate"), "{refused}");
 }
 
 #[tokio::test]

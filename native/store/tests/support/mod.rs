@@ -2,9 +2,13 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod moto;
+
+use std::path::PathBuf;
+
 use bytes::Bytes;
 use futures::StreamExt;
-use stream_s3_s3local::{Options, S3Local};
+use stream_s3_s3local::{Options, S3Local, Tls};
 use stream_s3_store::{
     Body, ByteStream, Credentials, ObjectStore, Part, Precondition, PutOptions, S3Settings,
     S3Store, StoreError,
@@ -26,6 +30,22 @@ impl Server {
             .await
             .expect("a server");
         Self { local, dir }
+    }
+
+    /// One that speaks TLS with a certificate of an authority of our own, and settings that trust it.
+    pub(crate) async fn with_tls() -> (Self, S3Settings) {
+        let dir = TempDir::new().expect("a folder");
+        let (tls, ca_file) = certificate(&dir, "127.0.0.1");
+        let options = Options {
+            tls: Some(tls),
+            ..Options::new(dir.path().join("data"), BUCKET)
+        };
+        let local = S3Local::start(options).await.expect("a server");
+        let trusting = S3Settings {
+            ca_file: Some(ca_file),
+            ..settings(local.endpoint())
+        };
+        (Self { local, dir }, trusting)
     }
 
     pub(crate) fn settings(&self) -> S3Settings {
@@ -131,4 +151,29 @@ pub(crate) async fn keys(store: &dyn ObjectStore, prefix: &str, page: usize) -> 
             None => return keys,
         }
     }
+}
+
+/// An authority of our own, and a certificate of it for `host`.
+pub(crate) fn certificate(dir: &TempDir, host: &str) -> (Tls, PathBuf) {
+    let authority_key = rcgen::KeyPair::generate().expect("a key");
+    let mut authority = rcgen::CertificateParams::new(Vec::new()).expect("parameters");
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority_pem = authority
+        .self_signed(&authority_key)
+        .expect("a certificate")
+        .pem();
+    let issuer = rcgen::Issuer::new(authority, authority_key);
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let params = rcgen::CertificateParams::new(vec![host.to_owned()]).expect("parameters");
+    let certificate = params.signed_by(&key, &issuer).expect("a certificate");
+    let write = |name: &str, text: String| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path
+    };
+    let tls = Tls {
+        certificate: write("cert.pem", certificate.pem()),
+        key: write("key.pem", key.serialize_pem()),
+    };
+    (tls, write("ca.pem", authority_pem))
 }
