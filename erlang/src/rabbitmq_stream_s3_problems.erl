@@ -77,6 +77,7 @@ text(connection) -> <<"there is no connection to the store, or it breaks">>;
 text(throttled) -> <<"the store asks to slow down">>;
 text(checksum_mismatch) -> <<"the bytes changed on the way to the store">>;
 text({corrupt_chunk, ChunkId}) -> format("the chunk at offset ~b does not fit its checksum: the local copy is damaged", [ChunkId]);
+text({damaged_object, Key}) -> format("the object ~ts is not what was stored under that key", [Key]);
 text({open_failed, File, Posix}) -> format("~ts cannot be opened: ~ts", [File, file:format_error(Posix)]);
 text({panic, Text}) -> format("the library failed: ~ts", [Text]);
 text(cancelled) -> <<"it was cancelled">>;

@@ -2,9 +2,6 @@
 %% function takes the moment (monotonic milliseconds) at which the caller loses interest.
 -module(rabbitmq_stream_s3_replica_reader_resolve).
 
-%% On by default from OTP 27 on.
--feature(maybe_expr, enable).
-
 -include("rabbitmq_stream_s3.hrl").
 
 -export([resolve/3, persist/5]).
@@ -28,40 +25,58 @@
     %% Of the local log, taken after the manifest.
     range := rabbitmq_stream_s3_log:range(),
     %% Whether the newest tiered chunk is the local log's.
-    timeline := same | different | unverifiable
+    timeline := same | different | unverifiable,
+    atom() => term()
 }.
 
 %% @doc Anchors the stream, then reads its persisted manifest and compares it with the local log. `{fenced, Epoch}': a writer
 %% of a later epoch has been there. At most one write, one read of the metadata store, and a handful of requests.
 -spec resolve(stream_id(), Writer :: pid(), moment()) -> {ok, resolved()} | {error, {fenced, non_neg_integer()} | term()}.
 resolve(StreamId, Writer, Until) ->
-    maybe
-        {ok, #{reference := Reference} = Context} ?= rabbitmq_stream_s3_log:context(Writer, left(Until)),
-        {ok, Epoch} ?= rabbitmq_stream_s3_log:epoch(Context),
-        ok ?= anchored(rabbitmq_stream_s3_metadata:anchor(StreamId, Reference, left(Until))),
-        {ok, Root, Manifest} ?= manifest(StreamId, Epoch, Until),
-        {ok, Timeline} ?= timeline(StreamId, Context, Manifest, Until),
-        {ok, Range} ?= rabbitmq_stream_s3_log:range(Context),
-        {ok, #{
-            context => Context,
-            epoch => Epoch,
-            manifest => Manifest,
-            root => Root,
-            range => Range,
-            timeline => Timeline
-        }}
+    steps(#{stream => StreamId, writer => Writer, until => Until}, [
+        fun context/1, fun anchor/1, fun manifest/1, fun timeline/1, fun range/1
+    ]).
+
+%% Each step adds what it finds out to what is known, or ends it with an error.
+steps(Known, []) ->
+    {ok, Known};
+steps(Known, [Step | Steps]) ->
+    case Step(Known) of
+        {ok, Found} -> steps(maps:merge(Known, Found), Steps);
+        {error, _} = Error -> Error
     end.
 
-anchored(ok) -> ok;
-anchored({error, not_found}) -> {error, no_queue};
-anchored({error, Reason}) -> {error, {metadata, Reason}}.
+context(#{writer := Writer, until := Until}) ->
+    case rabbitmq_stream_s3_log:context(Writer, left(Until)) of
+        {ok, Context} ->
+            case rabbitmq_stream_s3_log:epoch(Context) of
+                {ok, Epoch} -> {ok, #{context => Context, epoch => Epoch}};
+                {error, _} = Error -> Error
+            end;
+        {error, _} = Error ->
+            Error
+    end.
 
-manifest(StreamId, Epoch, Until) ->
+%% Before anything else: afterwards objects may be written.
+anchor(#{stream := StreamId, context := #{reference := Reference}, until := Until}) ->
+    case rabbitmq_stream_s3_metadata:anchor(StreamId, Reference, left(Until)) of
+        ok -> {ok, #{}};
+        {error, not_found} -> {error, no_queue};
+        {error, Reason} -> {error, {metadata, Reason}}
+    end.
+
+range(#{context := Context}) ->
+    case rabbitmq_stream_s3_log:range(Context) of
+        {ok, Range} -> {ok, #{range => Range}};
+        {error, _} = Error -> Error
+    end.
+
+manifest(#{stream := StreamId, epoch := Epoch, until := Until}) ->
     Answer = rabbitmq_stream_s3_metadata:get(StreamId, left(Until)),
     {CachedRevision, Cached} = cached(StreamId),
     case rabbitmq_stream_s3_nif:resolve_manifest(known(Answer), CachedRevision, Epoch) of
-        empty -> {ok, none, #manifest{}};
-        use_cache -> {ok, element(2, Answer), Cached};
+        empty -> {ok, #{root => none, manifest => #manifest{}}};
+        use_cache -> {ok, #{root => element(2, Answer), manifest => Cached}};
         {fetch, Uid, OfEpoch, Revision} -> fetch(StreamId, {Uid, OfEpoch}, Revision, Until);
         {superseded, Later} -> {error, {fenced, Later}};
         retry -> {error, {metadata, element(2, Answer)}}
@@ -81,7 +96,7 @@ cached(StreamId) ->
 fetch(StreamId, {Uid, Epoch} = Root, Revision, Until) ->
     Answer = rabbitmq_stream_s3_store:get_root(StreamId, Epoch, Uid, left(Until)),
     case rabbitmq_stream_s3_nif:resolve_root(fetched(Answer), Revision) of
-        {ok, Manifest} -> {ok, Root, Manifest};
+        {ok, Manifest} -> {ok, #{root => Root, manifest => Manifest}};
         retry -> {error, {store, element(2, Answer)}}
     end.
 
@@ -92,24 +107,24 @@ fetched({error, _}) -> failed.
 %% --- timeline --------------------------------------------------------------------------------------------------------
 
 %% Offsets alone do not tell: a log that was lost and written anew has the same ones.
-timeline(_StreamId, _Context, #manifest{entries = <<>>}, _Until) ->
-    {ok, unverifiable};
-timeline(StreamId, Context, #manifest{entries = Entries}, Until) ->
-    maybe
-        {ok, Key} ?= newest_fragment(StreamId, Entries, Until),
-        {ok, #{body := <<ChunkId:64, _Timestamp:64/signed, Position:32>>}} ?=
-            read(Key, {last, ?INDEX_RECORD_B}, Until),
-        Start = ?OBJECT_HEADER_SIZE + Position,
-        {ok, #{body := Header}} ?= read(Key, {Start, Start + ?CHUNK_HEADER_SIZE}, Until),
-        {ok, Tiered} ?= chunk_header(ChunkId, Header),
-        {ok, Local} ?= rabbitmq_stream_s3_log:identity(Context, ChunkId),
-        {ok, rabbitmq_stream_s3_nif:check_timeline(Tiered, Local)}
+timeline(#{manifest := #manifest{entries = <<>>}}) ->
+    {ok, #{timeline => unverifiable}};
+timeline(Known) ->
+    Steps = [fun newest_fragment/1, fun last_position/1, fun tiered_chunk/1, fun local_chunk/1],
+    case steps(Known, Steps) of
+        {ok, #{tiered := Tiered, local := Local}} ->
+            {ok, #{timeline => rabbitmq_stream_s3_nif:check_timeline(Tiered, Local)}};
+        {error, _} = Error ->
+            Error
     end.
+
+newest_fragment(#{stream := StreamId, manifest := #manifest{entries = Entries}, until := Until}) ->
+    newest_fragment(StreamId, Entries, Until).
 
 newest_fragment(StreamId, Entries, Until) ->
     case binary:part(Entries, byte_size(Entries), -?ENTRY_B) of
         ?ENTRY(Offset, _, _, ?MANIFEST_KIND_FRAGMENT, _, Uid) ->
-            {ok, rabbitmq_stream_s3_store:fragment_key(StreamId, Offset, Uid)};
+            {ok, #{key => rabbitmq_stream_s3_store:fragment_key(StreamId, Offset, Uid)}};
         ?ENTRY(Offset, _, _, Kind, _, Uid) ->
             case rabbitmq_stream_s3_store:get_group(StreamId, Kind, Offset, Uid, left(Until)) of
                 {ok, Inner} -> newest_fragment(StreamId, Inner, Until);
@@ -117,17 +132,33 @@ newest_fragment(StreamId, Entries, Until) ->
             end
     end.
 
-read(Key, Part, Until) ->
-    case rabbitmq_stream_s3_store:get(Key, Part, left(Until)) of
-        {ok, _} = Ok -> Ok;
-        {error, Error} -> {error, {store, Error}}
+%% Its last index record ends the object.
+last_position(#{key := Key, until := Until}) ->
+    case rabbitmq_stream_s3_store:get(Key, {last, ?INDEX_RECORD_B}, left(Until)) of
+        {ok, #{body := <<ChunkId:64, _Timestamp:64/signed, Position:32>>}} ->
+            {ok, #{chunk_id => ChunkId, position => ?OBJECT_HEADER_SIZE + Position}};
+        {ok, #{body := _}} ->
+            {error, {damaged_object, Key}};
+        {error, Error} ->
+            {error, {store, Error}}
     end.
 
-%% Magic and version, type, entries, records, timestamp, epoch, chunk id, checksum; sizes follow.
-chunk_header(ChunkId, <<5:4, 0:4, _:8, _:16, _:32, _:64, Epoch:64, ChunkId:64, Crc:32, _/binary>>) ->
-    {ok, #{chunk_id => ChunkId, epoch => Epoch, crc => Crc}};
-chunk_header(ChunkId, _Header) ->
-    {error, {corrupt_chunk, ChunkId}}.
+tiered_chunk(#{key := Key, chunk_id := ChunkId, position := Start, until := Until}) ->
+    case rabbitmq_stream_s3_store:get(Key, {Start, Start + ?CHUNK_HEADER_SIZE}, left(Until)) of
+        %% Magic and version, type, entries, records, timestamp, epoch, chunk id, checksum; sizes follow.
+        {ok, #{body := <<5:4, 0:4, _:8, _:16, _:32, _:64, Epoch:64, ChunkId:64, Crc:32, _/binary>>}} ->
+            {ok, #{tiered => #{chunk_id => ChunkId, epoch => Epoch, crc => Crc}}};
+        {ok, #{body := _}} ->
+            {error, {damaged_object, Key}};
+        {error, Error} ->
+            {error, {store, Error}}
+    end.
+
+local_chunk(#{context := Context, chunk_id := ChunkId}) ->
+    case rabbitmq_stream_s3_log:identity(Context, ChunkId) of
+        {ok, Local} -> {ok, #{local => Local}};
+        {error, _} = Error -> Error
+    end.
 
 %% --- persist ---------------------------------------------------------------------------------------------------------
 
