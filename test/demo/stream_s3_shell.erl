@@ -9,9 +9,19 @@
 
 -define(APP, rabbitmq_stream_s3).
 
-%% @doc Starts the world and prints what to try.
+%% @doc Starts the world, unless it is there, and prints what to try.
 -spec start() -> ok.
 start() ->
+    %% The shell takes input while this still runs, and what it is given first needs the world: it waits here.
+    global:trans({?MODULE, self()}, fun start_once/0, [node()]).
+
+start_once() ->
+    case lists:keymember(?APP, 1, application:which_applications()) of
+        true -> ok;
+        false -> start_world()
+    end.
+
+start_world() ->
     ok = logger:set_primary_config(level, warning),
     case stream_s3_temp:new("shell") of
         {ok, Dir} ->
@@ -26,15 +36,18 @@ start() ->
 example() ->
     [
         "  W = stream_s3_shell:stream(<<\"s\">>), stream_s3_shell:write(W, [\"first\", \"second\", \"third\"]).\n",
-        "  rabbitmq_stream_s3_replica_reader:force_cut(<<\"s\">>), rabbitmq_stream_s3_replica_reader:await_offset(<<\"s\">>, 3).\n",
+        "  rabbitmq_stream_s3:force_cut(<<\"s\">>), rabbitmq_stream_s3:await_offset(<<\"s\">>, 3).\n",
         "  rabbitmq_stream_s3:print_status().\n"
     ].
 
 %% @doc Starts a stream with this id and a reader for it; answers its writer.
 -spec stream(binary()) -> pid().
 stream(Id) ->
+    ok = start(),
     Writer = stream_s3_osiris:start_stream(stream_s3_osiris:config(Id)),
-    ok = rabbitmq_stream_s3_reconciler:reconcile(),
+    ok = rabbitmq_stream_s3:reconcile(),
+    %% Its reader has looked around by then, so that it takes orders.
+    ok = rabbitmq_stream_s3:await_offset(Id, 0),
     Writer.
 
 %% @doc Writes records and waits until they are committed.
