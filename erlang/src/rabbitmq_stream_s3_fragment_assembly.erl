@@ -30,7 +30,8 @@ start(TargetSize, Expected, Args) ->
         error:{badarg, Text} -> rabbitmq_stream_s3_nif:misuse(Text, Args)
     end.
 
-%% @doc Adds one chunk, also to an assembly that is cut already. Raises `{gap, Expected, Got}' where chunks must follow each other.
+%% @doc Adds one chunk, also to an assembly that is cut already. Raises `{gap, Expected, Got}' where chunks must follow
+%% each other, and `badarg' where no fragment can hold one chunk more: at 262,144 chunks, and where its data would pass 2^32 bytes.
 -spec add_chunk(chunk(), state()) -> state().
 add_chunk(Chunk, State) ->
     try
@@ -74,7 +75,7 @@ metadata(State) ->
 index_records(State) ->
     rabbitmq_stream_s3_nif:assembly_index_records(State).
 
-%% @doc A view for people: what {@link metadata/1} has, with the target, and zeros while there is no chunk.
+%% @doc A view for people: target, expected offset, sums so far. Sums are 0 and offsets undefined while there is no chunk.
 -spec info(state()) -> map().
 info(State) ->
     rabbitmq_stream_s3_nif:assembly_info(State).

@@ -37,10 +37,10 @@ new_edit(Manifest) ->
 apply_edit(Edit, Manifest) ->
     ?CALL(manifest_apply_edit(Edit, Manifest), [Edit, Manifest]).
 
-%% @doc Whether entries ascend, and offsets and sizes of the manifest fit them.
--spec is_well_formed(#manifest{}) -> boolean().
+%% @doc Whether entries ascend, and offsets and sizes of the manifest fit them. Any term may be asked about.
+-spec is_well_formed(#manifest{} | term()) -> boolean().
 is_well_formed(Manifest) ->
-    ?CALL(manifest_is_well_formed(Manifest), [Manifest]).
+    rabbitmq_stream_s3_nif:manifest_is_well_formed(Manifest).
 
 %% @doc Raises `{malformed_manifest, Manifest}' unless {@link is_well_formed/1}.
 -spec assert_well_formed(#manifest{}) -> ok.

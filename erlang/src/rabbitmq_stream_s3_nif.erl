@@ -254,7 +254,7 @@ manifest_new_edit(_Manifest) -> ?NOT_LOADED.
 -spec manifest_apply_edit(#edit{}, #manifest{}) -> #manifest{}.
 manifest_apply_edit(_Edit, _Manifest) -> ?NOT_LOADED.
 
--spec manifest_is_well_formed(#manifest{}) -> boolean().
+-spec manifest_is_well_formed(#manifest{} | term()) -> boolean().
 manifest_is_well_formed(_Manifest) -> ?NOT_LOADED.
 
 -spec manifest_encode_root(#manifest{}) -> binary().

@@ -324,6 +324,12 @@ impl Assembly {
         if self.cut {
             return Ok(Added::Left);
         }
+        self.add_past_target(chunk)
+    }
+
+    /// The same, for a fragment that has reached its target too: `Left` only where no fragment could hold the chunk. For hosts that offer
+    /// single chunks and look at [`is_cut`](Self::is_cut) themselves.
+    pub fn add_past_target(&mut self, chunk: &Chunk) -> Result<Added, AssemblyError> {
         if let Some(expected) = self.expected
             && chunk.chunk_id != expected
         {
@@ -343,7 +349,9 @@ impl Assembly {
             .content
             .get_or_insert_with(|| Content::starting_with(chunk));
         // A first chunk has position 0 whatever its length, so it always fits.
-        if content.num_chunks > 0 && content.size.saturating_add(len) > MAX_DATA {
+        if content.num_chunks >= MAX_CHUNKS
+            || content.num_chunks > 0 && content.size.saturating_add(len) > MAX_DATA
+        {
             self.cut = true;
             return Ok(Added::Left);
         }

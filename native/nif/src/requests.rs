@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use rustler::{Env, ListIterator, LocalPid, NifResult, ResourceArc, Term};
+use rustler::{Env, LocalPid, NifResult, ResourceArc, Term};
 use stream_s3_runtime::{Executor, Governor, StartError, Store, Work};
 use stream_s3_store::{Body, Op, StoreError};
 
@@ -35,7 +35,7 @@ fn store_open<'a>(env: Env<'a>, config: Term<'a>) -> NifResult<Term<'a>> {
     })
 }
 
-/// Tries out what the store allows and supports. Normal scheduler, microseconds.
+/// Tries out what the store allows and supports; the handle remembers it. Normal scheduler, microseconds.
 #[rustler::nif]
 fn store_probe<'a>(
     env: Env<'a>,
@@ -45,11 +45,7 @@ fn store_probe<'a>(
 ) -> NifResult<rustler::Atom> {
     let store = store.0.clone();
     ask(env, to, reference, Op::Probe, async move {
-        store
-            .objects()
-            .probe(store.prefix().as_str())
-            .await
-            .map(StoreAnswer::Capabilities)
+        store.probe().await.map(StoreAnswer::Capabilities)
     })
 }
 
@@ -133,9 +129,10 @@ fn store_list<'a>(
 
 /// Aborts requests by reference. Normal scheduler; a copy of each reference.
 #[rustler::nif]
-fn store_cancel(references: ListIterator) -> rustler::Atom {
+fn store_cancel(references: Term) -> NifResult<rustler::Atom> {
+    let references = term::list(references, "references")?;
     mailbox::cancel(&references.map(Opaque::save).collect::<Vec<_>>());
-    atoms::ok()
+    Ok(atoms::ok())
 }
 
 /// Stores a manifest root. Normal scheduler; decodes the manifest, some tens of nanoseconds an entry.
@@ -324,11 +321,12 @@ fn governor_finished(governor: GovernorRef, reference: Term) -> rustler::Atom {
 
 /// Cancels work by reference. Normal scheduler; a copy of each reference.
 #[rustler::nif]
-fn governor_cancel(governor: GovernorRef, references: ListIterator) -> rustler::Atom {
+fn governor_cancel(governor: GovernorRef, references: Term) -> NifResult<rustler::Atom> {
+    let references = term::list(references, "references")?;
     governor
         .governor
         .cancel(references.map(Opaque::save).collect());
-    atoms::ok()
+    Ok(atoms::ok())
 }
 
 /// Changes the rate. Normal scheduler, microseconds.

@@ -9,7 +9,7 @@ mod manifest;
 mod work;
 
 use rustler::types::tuple;
-use rustler::{Atom, Decoder, Encoder, Env, Error, NewBinary, NifResult, Term};
+use rustler::{Atom, Decoder, Encoder, Env, Error, ListIterator, NewBinary, NifResult, Term};
 use stream_s3_core::key::StreamId;
 use stream_s3_core::units::{Epoch, Offset, Revision, TimestampMs, Uid};
 
@@ -75,6 +75,13 @@ pub(crate) fn misuse(text: impl Into<String>) -> Error {
 fn need<'a, T: Decoder<'a>>(term: Term<'a>, what: &str, expected: &str) -> NifResult<T> {
     term.decode()
         .map_err(|_| misuse(format!("{what}: expected {expected}, got {term:?}")))
+}
+
+/// The elements of a proper list. Rustler's iterator panics where an improper one ends, so the end is looked at first.
+pub(crate) fn list<'a>(term: Term<'a>, what: &str) -> NifResult<ListIterator<'a>> {
+    term.list_length()
+        .and_then(|_| term.decode())
+        .map_err(|_| misuse(format!("{what}: expected a list, got {term:?}")))
 }
 
 /// A non-negative integer below 2^64.

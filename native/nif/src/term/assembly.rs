@@ -1,10 +1,10 @@
 //! Chunks and the description of a fragment.
 
-use rustler::{Encoder, Env, ListIterator, NifResult, Term};
+use rustler::{Encoder, Env, NifResult, Term};
 use stream_s3_core::fragment::{Assembly, Chunk, Fragment, FragmentMeta, Span};
 
 use super::{
-    atoms, field, map_of, misuse, need, offset, or_undefined, timestamp, unsigned, unsigned32,
+    atoms, field, list, map_of, misuse, need, offset, or_undefined, timestamp, unsigned, unsigned32,
 };
 
 /// A chunk map, as it comes from the log. Other keys are ignored.
@@ -89,11 +89,7 @@ pub(crate) fn fragment_meta(term: Term) -> NifResult<FragmentMeta> {
         field(term, atoms::num_chunks(), "meta.num_chunks")?,
         "meta.num_chunks",
     )?;
-    let list: ListIterator = need(
-        field(term, atoms::spans(), "meta.spans")?,
-        "meta.spans",
-        "a list",
-    )?;
+    let list = list(field(term, atoms::spans(), "meta.spans")?, "meta.spans")?;
     let spans = list.map(span).collect::<NifResult<Vec<_>>>()?;
     if spans.iter().map(Span::size).try_fold(0, u64::checked_add) != Some(fragment.size) {
         return Err(misuse(format!(

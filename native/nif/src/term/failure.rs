@@ -47,8 +47,11 @@ pub(crate) fn transfer_error(term: Term) -> TransferError {
         return TransferError::Other;
     };
     match parts.as_slice() {
+        // Decoded as a u16, 66036 would be 500.
         [tag, status] if is(*tag, atoms::http()) => status
-            .decode()
+            .decode::<u32>()
+            .ok()
+            .and_then(|status| u16::try_from(status).ok())
             .map_or(TransferError::Other, TransferError::Http),
         [tag, chunk] if is(*tag, atoms::corrupt_chunk()) => {
             chunk.decode().map_or(TransferError::Other, |chunk| {

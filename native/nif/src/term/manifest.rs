@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustler::types::tuple;
-use rustler::{Atom, Binary, Encoder, Env, ListIterator, NewBinary, NifResult, ResourceArc, Term};
+use rustler::{Atom, Binary, Encoder, Env, NewBinary, NifResult, ResourceArc, Term};
 use stream_s3_core::error::FormatError;
 use stream_s3_core::key::{self, Prefix, StreamId};
 use stream_s3_core::manifest::{
@@ -13,8 +13,8 @@ use stream_s3_core::manifest::{
 use stream_s3_core::units::{Offset, Revision, TimestampMs};
 
 use super::{
-    atoms, epoch, is, misuse, need, offset, offset_or_undefined, or_undefined, record, revision,
-    timestamp, tuple_of, uid, unsigned,
+    atoms, epoch, is, list, misuse, need, offset, offset_or_undefined, or_undefined, record,
+    revision, timestamp, tuple_of, uid, unsigned, unsigned32,
 };
 use crate::handle::ContHandle;
 
@@ -189,18 +189,19 @@ pub(crate) fn apply_edit_bytes<'a>(
     before.copy_from_slice(head);
     middle.copy_from_slice(&insert);
     after.copy_from_slice(tail);
-    let next_offset =
-        offset_or_undefined(fields[3], "#edit.next_offset")?.unwrap_or(parts.next_offset);
+    let next_offset = if is(fields[3], atoms::undefined()) {
+        parts.next_offset.0.encode(env)
+    } else {
+        fields[3]
+    };
     Ok(tuple_of(
         env,
         &[
             atoms::manifest().encode(env),
-            offset(fields[0], "#edit.first_offset")?.0.encode(env),
-            timestamp(fields[1], "#edit.first_timestamp")?.0.encode(env),
-            timestamp(fields[2], "#edit.first_last_timestamp")?
-                .0
-                .encode(env),
-            next_offset.0.encode(env),
+            fields[0],
+            fields[1],
+            fields[2],
+            next_offset,
             total.encode(env),
             parts.revision.0.encode(env),
             entries.into(),
@@ -210,9 +211,12 @@ pub(crate) fn apply_edit_bytes<'a>(
 
 /// A kind of entry, 0 to 3.
 pub(crate) fn kind(term: Term, what: &str) -> NifResult<EntryKind> {
-    let code: u8 = need(term, what, "0, 1, 2 or 3")?;
-    EntryKind::from_code(code)
-        .ok_or_else(|| misuse(format!("{what}: expected 0, 1, 2 or 3, got {code}")))
+    let code: Option<EntryKind> = unsigned32(term, what)
+        .ok()
+        // Decoded as a u8, 257 would be 1.
+        .and_then(|code| u8::try_from(code).ok())
+        .and_then(EntryKind::from_code);
+    code.ok_or_else(|| misuse(format!("{what}: expected 0, 1, 2 or 3, got {term:?}")))
 }
 
 /// A kind of group, 1 to 3.
@@ -291,9 +295,8 @@ fn fetch<'a>(env: Env<'a>, group: &GroupRef, cont: ContHandle) -> Term<'a> {
 
 /// A list of `{max_bytes, B}` and `{max_age, Ms}`. Of two of a kind the stricter one counts.
 pub(crate) fn limits(term: Term) -> NifResult<RetentionLimits> {
-    let list: ListIterator = need(term, "retention", "a list")?;
     let mut limits = RetentionLimits::default();
-    for spec in list {
+    for spec in list(term, "retention")? {
         let (name, value): (Atom, Term) =
             need(spec, "retention", "{max_bytes, Bytes} or {max_age, Ms}")?;
         if name == atoms::max_bytes() {

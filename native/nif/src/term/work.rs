@@ -159,6 +159,8 @@ fn text(term: Term) -> Option<String> {
     if term.is_binary() {
         return term.decode().ok();
     }
+    // Decoding an improper list panics.
+    term.list_length().ok()?;
     let characters: Vec<u32> = term.decode().ok()?;
     characters.into_iter().map(char::from_u32).collect()
 }
