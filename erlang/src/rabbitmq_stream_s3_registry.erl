@@ -45,10 +45,19 @@ register_name(StreamId, Pid) ->
 unregister_name(StreamId) ->
     gen_server:call(?MODULE, {unregister, StreamId}, infinity).
 
-%% @doc For OTP: {@link whereis/1}.
+%% @doc For OTP: {@link whereis/1}, but nobody who has died. A supervisor that restarts a reader asks before our 'DOWN' of the
+%% last one may have come; were it told `already_started', it would use up the stream's restarts in a moment.
 -spec whereis_name(stream_id()) -> pid() | undefined.
 whereis_name(StreamId) ->
-    ?MODULE:whereis(StreamId).
+    case ?MODULE:whereis(StreamId) of
+        undefined ->
+            undefined;
+        Pid ->
+            case is_process_alive(Pid) of
+                true -> Pid;
+                false -> undefined
+            end
+    end.
 
 %% @doc For OTP.
 -spec send(stream_id(), term()) -> pid().

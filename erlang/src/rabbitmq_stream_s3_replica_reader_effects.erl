@@ -252,8 +252,9 @@ group_counter(?MANIFEST_KIND_MEGA_GROUP) -> mega_groups_created.
 -spec tick(reader()) -> reader().
 tick(#reader{core = Core} = Reader0) ->
     Reader = perform_all(?CORE:tick(erlang:system_time(millisecond), Core), Reader0),
+    %% Not by `since_persist', which counts fragments only: the edit of a rebalance or of retention waits as well.
     case ?CORE:format_state(Reader#reader.core) of
-        #{since_persist := Waiting, persist_in_flight := false} when Waiting > 0 ->
+        #{edits_waiting := Waiting, persist_in_flight := false} when Waiting > 0 ->
             arm_persist_timer(rabbitmq_stream_s3_config:get(persist_interval_ms), Reader);
         #{} ->
             Reader

@@ -2,6 +2,7 @@
 -module(rabbitmq_stream_s3_replica_reader_SUITE).
 
 -include("rabbitmq_stream_s3.hrl").
+-include("src/rabbitmq_stream_s3_replica_reader.hrl").
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
@@ -31,6 +32,7 @@ all() ->
         awaiting_ends_with_the_offset_the_time_or_the_reader,
         no_more_fragments_are_in_flight_than_allowed,
         a_reader_that_is_killed_goes_on_where_the_manifest_ends,
+        a_reader_is_restarted_though_its_name_is_not_free_yet,
         a_reader_that_fails_too_often_rests_and_others_go_on,
         a_conflict_makes_the_reader_resolve_anew_and_keeps_those_who_wait,
         a_reader_of_an_older_epoch_writes_nothing,
@@ -42,6 +44,7 @@ all() ->
         a_log_that_lost_what_was_not_tiered_begins_a_new_tier_with_its_first_fragment,
         an_empty_log_under_a_tier_is_waited_for,
         only_the_current_root_stays,
+        a_timer_that_came_too_early_is_set_again_for_an_edit_without_a_fragment,
         any_process_may_die,
         a_stopped_application_leaves_nothing_running,
         status_tells_where_a_stream_stands
@@ -159,6 +162,28 @@ a_reader_that_is_killed_goes_on_where_the_manifest_ends(Config) ->
     ],
     assert_tiered(Config, Writer).
 
+a_reader_is_restarted_though_its_name_is_not_free_yet(Config) ->
+    Stream = ?config(stream, Config),
+    Writer = start_stream(Config),
+    write(Writer, 0, 10),
+    {links, Links} = process_info(rabbitmq_stream_s3_registry:whereis(Stream), links),
+    [Supervisor] = [Pid || Pid <- Links, is_pid(Pid), is_supervisor(Pid)],
+    ok = sys:suspend(rabbitmq_stream_s3_registry),
+    ok = stream_s3_world:kill_reader(Stream),
+    %% The supervisor has seen that the reader is dead, and the registry has not: the next one waits for the name.
+    eventually(true, fun() -> {current_function, {gen, do_call, 4}} =:= reader_that_starts(Supervisor) end),
+    ok = sys:resume(rabbitmq_stream_s3_registry),
+    ?assertMatch([{reader, Reader, worker, _}] when is_pid(Reader), supervisor:which_children(Supervisor)),
+    assert_tiered(Config, Writer).
+
+%% What a reader does that waits for its name: its supervisor is linked to it, and to the supervisor of all.
+reader_that_starts(Supervisor) ->
+    {links, Links} = process_info(Supervisor, links),
+    case lists:delete(whereis(rabbitmq_stream_s3_reader_sup), Links) of
+        [Reader] -> process_info(Reader, current_function);
+        _ -> undefined
+    end.
+
 a_reader_that_fails_too_often_rests_and_others_go_on(Config) ->
     Stream = ?config(stream, Config),
     Writer = start_stream(Config),
@@ -193,6 +218,36 @@ kill_until_it_rests(Stream, Monitor) ->
 
 is_supervisor(Pid) ->
     proc_lib:translate_initial_call(Pid) =:= {supervisor, rabbitmq_stream_s3_reader_sup, 1}.
+
+%% What retention has dropped is persisted even when no fragment comes after it.
+a_timer_that_came_too_early_is_set_again_for_an_edit_without_a_fragment(Config) ->
+    Entries = <<
+        (?ENTRY(0, 1, 2, ?MANIFEST_KIND_FRAGMENT, 100, 7))/binary, (?ENTRY(10, 3, 4, ?MANIFEST_KIND_FRAGMENT, 100, 8))/binary
+    >>,
+    Manifest = #manifest{
+        first_offset = 0, first_timestamp = 1, first_last_timestamp = 2, next_offset = 20, total_size = 200, revision = 3, entries = Entries
+    },
+    Options = #{stream => ?config(stream, Config), dir => "/", epoch => 1, reference => r, persist_interval_ms => 60000},
+    {Core0, []} = rabbitmq_stream_s3_replica_reader_core:init(Manifest, Options),
+    {Edit, [_]} = rabbitmq_stream_s3_manifest:evaluate_remote_retention(Manifest, [{max_bytes, 100}], 5),
+    {Core, [{start_persist_timer, _}]} = rabbitmq_stream_s3_replica_reader_core:retention_complete(Edit, Core0),
+    ?assertMatch(#{edits_waiting := 1, since_persist := 0}, rabbitmq_stream_s3_replica_reader_core:format_state(Core)),
+    Reader = rabbitmq_stream_s3_replica_reader_effects:tick(idle_reader(Config, Core)),
+    ?assert(is_reference(Reader#reader.persist_timer)),
+    %% With nothing waiting there is nothing to time.
+    ?assertEqual(none, (rabbitmq_stream_s3_replica_reader_effects:tick(idle_reader(Config, Core0)))#reader.persist_timer).
+
+idle_reader(Config, Core) ->
+    Stream = ?config(stream, Config),
+    #reader{
+        stream = Stream,
+        writer = self(),
+        phase = running,
+        core = Core,
+        problems = rabbitmq_stream_s3_problems:new(Stream),
+        tasks = rabbitmq_stream_s3_replica_reader_tasks:new(),
+        transfers = rabbitmq_stream_s3_replica_reader_transfers:new(Stream)
+    }.
 
 any_process_may_die(Config) ->
     Stream = ?config(stream, Config),
