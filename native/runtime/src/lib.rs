@@ -4,11 +4,12 @@
 //! future; no call waits for the store. This crate knows nothing of the BEAM.
 
 pub mod buffers;
+pub mod crc;
 mod executor;
 pub mod governor;
+pub mod integrity;
 pub mod metrics;
 mod panics;
-mod scan;
 mod segment;
 mod store;
 mod transfer;

@@ -1,6 +1,7 @@
 //! An open store and the objects that are read and written as a whole: manifest roots and groups.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
@@ -11,8 +12,8 @@ use stream_s3_core::units::{Epoch, Offset, Uid};
 use stream_s3_store::fs::FsStore;
 use stream_s3_store::s3::{S3Settings, S3Store};
 use stream_s3_store::{
-    Body, ByteStream, ErrorKind, Failure, ObjectStore, Op, Part, PutOptions, Result, SharedStore,
-    StoreError,
+    Body, ByteStream, Capabilities, ErrorKind, Failure, ObjectStore, Op, Part, PutOptions, Result,
+    SharedStore, StoreError,
 };
 
 /// Objects larger than this are not read into memory. A root of a million entries is half as large.
@@ -32,6 +33,8 @@ pub enum Settings {
 pub struct Store {
     objects: SharedStore,
     prefix: Arc<Prefix>,
+    /// What the last probe found; `false` before the first.
+    verifies: Arc<AtomicBool>,
 }
 
 /// An object, or a part of it, in memory.
@@ -64,7 +67,25 @@ impl Store {
         Self {
             objects,
             prefix: Arc::new(prefix),
+            verifies: Arc::default(),
         }
+    }
+
+    /// Tries out what the store allows and supports, and remembers it for all clones of this handle.
+    ///
+    /// # Errors
+    /// As [`ObjectStore::probe`].
+    pub async fn probe(&self) -> Result<Capabilities> {
+        let found = self.objects.probe(self.prefix.as_str()).await?;
+        self.verifies
+            .store(found.verifies_checksums, Ordering::Relaxed);
+        Ok(found)
+    }
+
+    /// Whether the store is known to refuse what does not fit its checksum. Where it is not, uploads check what they send.
+    #[must_use]
+    pub fn verifies_checksums(&self) -> bool {
+        self.verifies.load(Ordering::Relaxed)
     }
 
     /// The store itself.

@@ -1,6 +1,7 @@
 //! One attempt to upload one fragment: segment files in, one object out.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
@@ -14,8 +15,8 @@ use tokio::sync::mpsc;
 
 use crate::buffers::{Buffer, Share};
 use crate::executor::Executor;
+use crate::integrity::{Check, Plan, Planner, Unplanned};
 use crate::metrics::Metrics;
-use crate::scan::{Check, Plan, Scan};
 use crate::segment::{Segments, read_at};
 use crate::store::Store;
 
@@ -43,8 +44,9 @@ enum Stopped {
 
 /// Uploads `fragment` to `store` under a key of its own, and answers the uid in that key.
 ///
-/// Reads every byte twice: once to know the object's CRC before the first byte is sent, once to send it. The second read
-/// is checked against the first, so nothing is stored of a fragment that changed on the way. Takes two buffers, and 24
+/// Reads around the data of each chunk first, to know the CRC that the object must have, then everything once, to send
+/// it. Where the store is known to compare the object with that CRC, nothing here does, until it refuses; elsewhere the bytes are
+/// checked on their way, and the body stops short of its length if one of them is wrong. Takes two buffers, and 24
 /// bytes a chunk. Dropping the future aborts the upload; nothing is stored then.
 ///
 /// # Errors
@@ -61,7 +63,7 @@ pub(crate) async fn upload(
         segments: Segments::new(&fragment.dir),
         spans: &fragment.meta.spans,
     };
-    let plan = reader.plan(&fragment.meta).await?;
+    let plan = Arc::new(reader.plan(&fragment.meta).await?);
     let _held = metrics.buffers.hold(plan.memory());
     let uid = Uid(rand::random());
     let key = key::fragment(
@@ -70,6 +72,8 @@ pub(crate) async fn upload(
         fragment.meta.first_offset,
         uid,
     );
+    let check = (!store.verifies_checksums()).then(|| Check::new(Arc::clone(&plan)));
+    let unchecked = check.is_none();
     let (pipe, pieces) = mpsc::channel(1);
     let body = Body::Stream {
         len: plan.object_len,
@@ -80,7 +84,7 @@ pub(crate) async fn upload(
         ..PutOptions::default()
     };
     let put = store.objects().put(&key, body, options);
-    let (stored, sent) = tokio::join!(put, reader.send(&plan, pipe));
+    let (stored, sent) = tokio::join!(put, reader.send(&plan, check, pipe));
     match (stored, sent) {
         (Ok(_), Ok(())) => {
             metrics
@@ -89,13 +93,24 @@ pub(crate) async fn upload(
             Ok(uid)
         }
         (_, Err(Stopped::Failed(error))) => Err(error),
-        (Err(error), Ok(()) | Err(Stopped::ByStore)) => Err(reason(&error.failure)),
+        (Err(error), Ok(()) | Err(Stopped::ByStore)) => {
+            let reason = reason(&error.failure);
+            // Stores have more than one way to say that a checksum does not fit.
+            let refused = matches!(
+                reason,
+                TransferError::ChecksumMismatch | TransferError::Http(400)
+            );
+            if refused && unchecked {
+                reader.check(&plan).await?;
+            }
+            Err(reason)
+        }
         // An answer before the whole body was read: whatever it says, it is not about this object.
         (Ok(_), Err(Stopped::ByStore)) => Err(TransferError::Connection),
     }
 }
 
-/// Reads the spans of one fragment, twice.
+/// Reads the spans of one fragment.
 struct Reader<'t> {
     executor: &'t Executor,
     share: Share,
@@ -103,58 +118,48 @@ struct Reader<'t> {
     spans: &'t [Span],
 }
 
-/// What looks at the bytes that are read, on the thread that reads them.
-trait Pass: Send + 'static {
-    /// Takes the next bytes.
-    fn feed(&mut self, bytes: &[u8]) -> Result<(), TransferError>;
-
-    /// The chunk that the next byte belongs to, as an error: the bytes end too early.
-    fn ends_early(&self) -> TransferError;
-}
-
-impl Pass for Scan {
-    fn feed(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
-        Self::feed(self, bytes)
-    }
-
-    fn ends_early(&self) -> TransferError {
-        TransferError::CorruptChunk(self.current())
-    }
-}
-
-impl Pass for Check {
-    fn feed(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
-        Self::feed(self, bytes)
-    }
-
-    fn ends_early(&self) -> TransferError {
-        self.corrupt()
-    }
-}
-
 impl Reader<'_> {
-    /// The first pass.
+    /// Reads what is around the data of the chunks.
     async fn plan(&mut self, meta: &FragmentMeta) -> Result<Plan, TransferError> {
-        let mut scan = Box::new(Scan::new(meta.first_offset, meta.next_offset));
+        let mut planner = Box::new(Planner::new(meta.first_offset, meta.next_offset));
         let mut buffer = self.share.buffer().await;
         for span in self.spans {
-            let mut position = span.start;
-            while position < span.end {
-                buffer.clear();
-                let len = buffer.room_for(span.end - position);
-                (buffer, scan) = self.read(span, position, len, buffer, scan).await?;
-                position += len as u64;
-            }
-            if let Some(chunk) = scan.torn() {
-                return Err(TransferError::CorruptChunk(chunk));
+            let mut at = span.start;
+            while at < span.end {
+                let file = self
+                    .segments
+                    .file(self.executor, span.segment_offset)
+                    .await?;
+                let (from, end) = (at, span.end);
+                let job = move || {
+                    let reached = planner.walk(&file, from, end, buffer.room());
+                    (reached, planner, buffer)
+                };
+                let reached;
+                (reached, planner, buffer) = self
+                    .executor
+                    .read(job)
+                    .await
+                    .map_err(TransferError::Panic)?;
+                at = reached.map_err(|error| match error {
+                    Unplanned::Corrupt(chunk) => TransferError::CorruptChunk(chunk),
+                    Unplanned::Unreadable(error) => {
+                        self.segments.failed(span.segment_offset, &error)
+                    }
+                })?;
             }
         }
-        scan.finish()
+        planner.finish()
     }
 
-    /// The second pass: writes the whole object into `pipe`.
-    async fn send(&mut self, plan: &Plan, pipe: Pipe) -> Result<(), Stopped> {
-        let failed = match self.write(plan, &pipe).await {
+    /// Writes the whole object into `pipe`.
+    async fn send(
+        &mut self,
+        plan: &Arc<Plan>,
+        check: Option<Check>,
+        pipe: Pipe,
+    ) -> Result<(), Stopped> {
+        let failed = match self.write(plan, check, &pipe).await {
             Ok(()) => return Ok(()),
             Err(Stopped::ByStore) => return Err(Stopped::ByStore),
             Err(Stopped::Failed(error)) => error,
@@ -168,49 +173,74 @@ impl Reader<'_> {
 
     /// Every buffer is filled before it is sent, from several spans where they are short: a store may gather about a
     /// buffer's worth before it goes on, and would wait for ever if all of the transfer's buffers held less than that.
-    async fn write(&mut self, plan: &Plan, pipe: &Pipe) -> Result<(), Stopped> {
-        let mut check = Box::new(plan.check());
+    async fn write(
+        &mut self,
+        plan: &Arc<Plan>,
+        check: Option<Check>,
+        pipe: &Pipe,
+    ) -> Result<(), Stopped> {
+        let mut source = Source {
+            plan: Arc::clone(plan),
+            check,
+            position: 0,
+        };
         push(pipe, Bytes::from_static(&OBJECT_HEADER)).await?;
         let mut buffer = self.share.buffer().await;
         for span in self.spans {
-            let mut position = span.start;
-            while position < span.end {
+            let mut at = span.start;
+            while at < span.end {
                 if buffer.is_full() {
                     push(pipe, buffer.into_bytes()).await?;
                     buffer = self.share.buffer().await;
                 }
-                let len = buffer.room_for(span.end - position);
-                let read = self.read(span, position, len, buffer, check).await;
-                (buffer, check) = read.map_err(Stopped::Failed)?;
-                position += len as u64;
+                let len = buffer.room_for(span.end - at);
+                let read = self.read(span, at, len, buffer, source).await;
+                (buffer, source) = read.map_err(Stopped::Failed)?;
+                at += len as u64;
             }
         }
         push(pipe, buffer.into_bytes()).await?;
-        // Only now, with every chunk found unchanged, may the body reach its full length.
+        // Only now, with every chunk read and found unchanged where that is done here, may the body reach its full length.
         push(pipe, plan.index.clone()).await
     }
 
-    /// Appends `len` bytes of the span's file to the buffer, and shows them to the pass.
-    async fn read<P: Pass>(
+    /// Reads everything again and says which chunk is not what it should be, if any is.
+    async fn check(&mut self, plan: &Arc<Plan>) -> Result<(), TransferError> {
+        let mut source = Source {
+            plan: Arc::clone(plan),
+            check: Some(Check::new(Arc::clone(plan))),
+            position: 0,
+        };
+        let mut buffer = self.share.buffer().await;
+        for span in self.spans {
+            let mut at = span.start;
+            while at < span.end {
+                buffer.clear();
+                let len = buffer.room_for(span.end - at);
+                (buffer, source) = self.read(span, at, len, buffer, source).await?;
+                at += len as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends `len` bytes of the span's file to the buffer.
+    async fn read(
         &mut self,
         span: &Span,
-        position: u64,
+        at: u64,
         len: usize,
         mut buffer: Buffer,
-        mut pass: Box<P>,
-    ) -> Result<(Buffer, Box<P>), TransferError> {
+        mut source: Source,
+    ) -> Result<(Buffer, Source), TransferError> {
         let segment = span.segment_offset;
         let file = self.segments.file(self.executor, segment).await?;
         let job = move || {
             let start = buffer.as_ref().len();
-            let have = read_at(&file, &mut buffer.room()[..len], position)?;
+            let have = read_at(&file, &mut buffer.room()[..len], at)?;
             buffer.advance(have);
-            let seen = pass.feed(&buffer.as_ref()[start..]);
-            let seen = seen.and_then(|()| match have {
-                have if have < len => Err(pass.ends_early()),
-                _ => Ok((buffer, pass)),
-            });
-            Ok::<_, std::io::Error>(seen)
+            let taken = source.take(&buffer.as_ref()[start..], len);
+            Ok::<_, std::io::Error>(taken.map(|()| (buffer, source)))
         };
         let done = self
             .executor
@@ -218,6 +248,27 @@ impl Reader<'_> {
             .await
             .map_err(TransferError::Panic)?;
         done.map_err(|error| self.segments.failed(segment, &error))?
+    }
+}
+
+/// How far the fragment has been read, and what looks at its bytes on the thread that reads them.
+struct Source {
+    plan: Arc<Plan>,
+    check: Option<Check>,
+    position: u64,
+}
+
+impl Source {
+    /// Takes the next bytes, of which there should be `wanted`.
+    fn take(&mut self, bytes: &[u8], wanted: usize) -> Result<(), TransferError> {
+        if let Some(check) = &mut self.check {
+            check.feed(bytes)?;
+        }
+        self.position += bytes.len() as u64;
+        if bytes.len() < wanted {
+            return Err(self.plan.corrupt_at(self.position));
+        }
+        Ok(())
     }
 }
 
