@@ -254,6 +254,8 @@ pub(crate) struct Answer {
     pub(crate) message: Option<String>,
     /// Where the bucket is, if the store says so.
     pub(crate) region: Option<String>,
+    /// The store's own clock, if it says so.
+    pub(crate) time: Option<String>,
 }
 
 impl Answer {
@@ -273,6 +275,7 @@ impl Answer {
             code: element(text, "Code"),
             message: element(text, "Message"),
             region: element(text, "Region"),
+            time: element(text, "ServerTime"),
         })
     }
 
@@ -342,9 +345,13 @@ impl Answer {
                 Some(region) => format!("set region to {}", printable(region)),
                 None => "the setting region is not the bucket's region".to_owned(),
             },
-            Some("RequestTimeTooSkewed" | "RequestInTheFuture") => {
-                "this machine's clock and the store's differ too much".to_owned()
-            }
+            Some("RequestTimeTooSkewed" | "RequestInTheFuture") => match &self.time {
+                Some(time) => format!(
+                    "set this machine's clock: at the store it was {}",
+                    printable(time)
+                ),
+                None => "this machine's clock and the store's differ too much".to_owned(),
+            },
             Some("ExpiredToken" | "ExpiredTokenException") => {
                 "the credentials have expired".to_owned()
             }
@@ -480,6 +487,7 @@ mod tests {
             code: Some(code.to_owned()),
             message: None,
             region: None,
+            time: None,
         }
         .failure()
     }
@@ -546,6 +554,7 @@ mod tests {
             code: None,
             message: Some("a\nb".to_owned() + &"x".repeat(1000)),
             region: None,
+            time: None,
         };
         let error = StoreError::answer(Op::Put, "s3://b/k", &said);
         assert!(error.message.contains("a b"));

@@ -231,6 +231,7 @@ impl S3Store {
                 code,
                 message: row.message().map(str::to_owned),
                 region: None,
+                time: None,
             };
             failures.push((key.clone(), self.answered(Op::Delete, &key, &answer)));
         }

@@ -8,7 +8,13 @@ use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 use crate::error::{Answer, Failure, Op, StoreError, chain_text};
 
 /// Steps of a chain that name layers of the client and tell a reader nothing.
-const LAYERS: [&str; 3] = ["dispatch failure", "io error", "client error (Connect)"];
+const LAYERS: [&str; 5] = [
+    "dispatch failure",
+    "io error",
+    "client error (Connect)",
+    "timeout",
+    "timed out",
+];
 
 /// Reads an error. `place` is bucket, key and endpoint, as it appears in the message; `proxied` is whether a proxy stands in between.
 pub(crate) fn read<E>(
@@ -63,9 +69,10 @@ fn advice(
 ) -> Option<&'static str> {
     use rustls::CertificateError as Certificate;
     match find::<rustls::Error>(error) {
-        Some(rustls::Error::InvalidCertificate(Certificate::UnknownIssuer)) => {
-            Some("set ca_file to the authority that issued the store's certificate")
-        }
+        // A bad signature is one of an authority with the same name and another key: somebody has made a new one.
+        Some(rustls::Error::InvalidCertificate(
+            Certificate::UnknownIssuer | Certificate::BadSignature,
+        )) => Some("set ca_file to the authority that issued the store's certificate"),
         Some(rustls::Error::InvalidCertificate(
             Certificate::Expired
             | Certificate::ExpiredContext { .. }
@@ -102,6 +109,7 @@ fn answer<E: ProvideErrorMetadata>(
         code: text(meta.and_then(|meta| meta.code())),
         message: text(meta.and_then(|meta| meta.message())),
         region: None,
+        time: None,
     });
     if let Some(region) = response.headers().get("x-amz-bucket-region") {
         answer.region = Some(region.to_owned());

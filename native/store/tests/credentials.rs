@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use stream_s3_s3local::{Action, Fault, Operation};
 use stream_s3_store::{
-    Body, Credentials, ErrorKind, Failure, ObjectStore, PutOptions, S3Settings, S3Store,
+    Body, Credentials, ErrorKind, Failure, ObjectStore, PutOptions, S3Settings, S3Store, StoreError,
 };
+use support::raw::{Proxy, STORED, server};
 use support::*;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,6 +21,11 @@ use tokio::net::TcpListener;
 
 const ENDPOINT: &str = "STREAM_S3_TEST_ENDPOINT";
 const CASE: &str = "STREAM_S3_TEST_CASE";
+const PROXY: &str = "STREAM_S3_TEST_PROXY";
+const PROCESS: &str = "a profile of the shared config files has a credential_process, which is never run, because no program is \
+                       started from inside the VM; set access_key_id and secret_key, or give the node a role";
+
+const CONTAINER: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
 
 /// A place that hands out credentials, as containers have it, and counts how often.
 async fn issuer() -> (String, Arc<AtomicUsize>) {
@@ -46,21 +53,18 @@ async fn issuer() -> (String, Arc<AtomicUsize>) {
     (url, asked)
 }
 
-/// Runs `case` in a child that finds no credentials but those at `url`.
-async fn run_child(case: &str, endpoint: &str, url: Option<&str>) {
-    let home = TempDir::new().expect("a folder");
+/// Runs `case` in a child whose home is `home`, and that finds no credentials but those of `env`.
+async fn run_child(case: &str, endpoint: &str, home: &Path, env: &[(&str, &str)]) {
     let mut child = Command::new(std::env::current_exe().expect("this program"));
     child
         .args(["--exact", "child", "--nocapture"])
         .env_clear()
-        .env("HOME", home.path())
+        .env("HOME", home)
         .env("AWS_EC2_METADATA_DISABLED", "true")
         .env(ENDPOINT, endpoint)
         .env(CASE, case)
+        .envs(env.iter().copied())
         .stdin(Stdio::null());
-    if let Some(url) = url {
-        child.env("AWS_CONTAINER_CREDENTIALS_FULL_URI", url);
-    }
     let ended = tokio::task::spawn_blocking(move || child.output())
         .await
         .expect("no panic")
@@ -81,35 +85,60 @@ async fn child() {
     };
     let store = S3Store::open(S3Settings {
         credentials: Credentials::Chain,
+        proxy: std::env::var(PROXY).ok(),
         ..settings(&endpoint)
     })
     .expect("a store");
     let put = || {
-        store.put(
-            "k",
-            Body::Bytes(Bytes::from_static(b"x")),
-            PutOptions::default(),
-        )
+        let body = Body::Bytes(Bytes::from_static(b"x"));
+        store.put("k", body, PutOptions::default())
     };
-    if case == "none" {
-        let error = put().await.expect_err("no credentials");
+    let expired = |error: StoreError| {
         assert_eq!(
             (error.kind, &error.failure),
-            (ErrorKind::Invalid, &Failure::Setting("access_key_id")),
+            (ErrorKind::Transient, &Failure::ExpiredToken),
             "{error}"
         );
-        return;
+    };
+    match case.as_str() {
+        "works" => drop(put().await.expect("stored")),
+        "none" | "process" => {
+            let error = put().await.expect_err("no credentials");
+            assert_eq!(
+                (error.kind, &error.failure),
+                (ErrorKind::Invalid, &Failure::Setting("access_key_id")),
+                "{error}"
+            );
+            if case == "process" {
+                assert_eq!(
+                    error.message,
+                    format!("put s3://bucket/k at {endpoint}: {PROCESS}")
+                );
+            }
+        }
+        "expired" => {
+            put().await.expect("stored");
+            put().await.expect("stored");
+            // The server calls the third one's credentials expired.
+            expired(put().await.expect_err("expired"));
+            put().await.expect("stored");
+        }
+        "file" => {
+            expired(put().await.expect_err("expired"));
+            // Whoever keeps the file fresh does so now.
+            let home = std::env::var("HOME").expect("a home");
+            profile(Path::new(&home), "s3local", "s3local-secret");
+            put().await.expect("stored");
+        }
+        other => panic!("no such case: {other}"),
     }
-    put().await.expect("stored");
-    put().await.expect("stored");
-    // The server calls the third one's credentials expired.
-    let error = put().await.expect_err("expired");
-    assert_eq!(
-        (error.kind, &error.failure),
-        (ErrorKind::Transient, &Failure::ExpiredToken),
-        "{error}"
-    );
-    put().await.expect("stored");
+}
+
+/// Writes the shared credentials file.
+fn profile(home: &Path, key: &str, secret: &str) {
+    std::fs::create_dir_all(home.join(".aws")).expect("a folder");
+    let text = format!("[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n");
+    std::fs::write(home.join(".aws/credentials"), text).expect("written");
 }
 
 #[tokio::test]
@@ -124,7 +153,9 @@ async fn credentials_are_looked_for_once_and_again_when_they_have_expired() {
         .faults()
         .add(Fault::new(Operation::Put, expired).after(2).times(1));
     let (url, asked) = issuer().await;
-    run_child("expired", server.local.endpoint(), Some(&url)).await;
+    let home = TempDir::new().expect("a folder");
+    let env = [(CONTAINER, url.as_str())];
+    run_child("expired", server.local.endpoint(), home.path(), &env).await;
     assert_eq!(asked.load(Ordering::SeqCst), 2);
     assert_eq!(server.local.counters().of(Operation::Put).requests, 4);
 }
@@ -132,6 +163,80 @@ async fn credentials_are_looked_for_once_and_again_when_they_have_expired() {
 #[tokio::test]
 async fn without_credentials_the_setting_is_named() {
     let server = Server::start().await;
-    run_child("none", server.local.endpoint(), None).await;
+    let home = TempDir::new().expect("a folder");
+    run_child("none", server.local.endpoint(), home.path(), &[]).await;
     assert_eq!(server.local.counters().of(Operation::Put).requests, 0);
+}
+
+#[tokio::test]
+async fn credentials_of_the_environment_are_used_with_their_token() {
+    let (endpoint, seen) = server(STORED).await;
+    let env = [
+        ("AWS_ACCESS_KEY_ID", "AKIDENV"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_SESSION_TOKEN", "the-token"),
+    ];
+    let home = TempDir::new().expect("a folder");
+    run_child("works", &endpoint, home.path(), &env).await;
+    let seen = seen.await.expect("a request");
+    let authorization = seen.header("authorization").expect("signed");
+    assert!(
+        authorization.contains("Credential=AKIDENV/"),
+        "{authorization}"
+    );
+    assert_eq!(seen.header("x-amz-security-token"), Some("the-token"));
+}
+
+#[tokio::test]
+async fn a_shared_credentials_file_is_read_again_when_its_token_has_expired() {
+    let local = Server::start().await;
+    let expired = Action::Status {
+        status: 400,
+        code: "ExpiredToken".to_owned(),
+    };
+    local
+        .local
+        .faults()
+        .add(Fault::new(Operation::Put, expired).times(1));
+    let home = TempDir::new().expect("a folder");
+    profile(home.path(), "stale", "stale");
+    run_child("file", local.local.endpoint(), home.path(), &[]).await;
+    assert_eq!(local.local.counters().of(Operation::Put).requests, 2);
+}
+
+/// A program of the profile's would be started by a fork of the VM. This one would leave a mark.
+#[tokio::test]
+async fn a_credential_process_is_refused_and_never_started() {
+    let local = Server::start().await;
+    let home = TempDir::new().expect("a folder");
+    let mark = home.path().join("mark");
+    std::fs::create_dir(home.path().join(".aws")).expect("a folder");
+    let text = format!(
+        "[default]\ncredential_process = /bin/sh -c 'touch {}'\n",
+        mark.display()
+    );
+    std::fs::write(home.path().join(".aws/config"), text).expect("written");
+    run_child("process", local.local.endpoint(), home.path(), &[]).await;
+    assert!(!mark.exists(), "it was started");
+    assert_eq!(local.local.counters().of(Operation::Put).requests, 0);
+}
+
+/// A proxy is for the store; it could not reach the addresses at which a machine offers its own credentials.
+#[tokio::test]
+async fn credentials_of_the_machine_are_not_fetched_through_the_proxy() {
+    let local = Server::start().await;
+    let proxy = Proxy::start(Some(local.local.address())).await;
+    let (url, asked) = issuer().await;
+    let address = format!("http://{}", proxy.address);
+    let env = [(CONTAINER, url.as_str()), (PROXY, address.as_str())];
+    let home = TempDir::new().expect("a folder");
+    run_child("works", "http://store.invalid", home.path(), &env).await;
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    let heads = proxy.heads();
+    assert_eq!(heads.len(), 1, "{heads:?}");
+    assert!(
+        heads[0].starts_with("PUT http://store.invalid/"),
+        "{}",
+        heads[0]
+    );
 }

@@ -6,66 +6,8 @@ use bytes::Bytes;
 use stream_s3_store::{
     Body, Failure, ObjectStore, Part, Precondition, PutOptions, S3Settings, S3Store,
 };
+use support::raw::{STORED, server};
 use support::*;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
-
-/// The head of a request in lower case, and its body.
-struct Seen {
-    head: String,
-    body: Vec<u8>,
-}
-
-impl Seen {
-    fn header(&self, name: &str) -> Option<&str> {
-        self.head
-            .lines()
-            .find_map(|line| line.strip_prefix(&format!("{name}: ")))
-    }
-}
-
-/// Answers one request with `answer` and gives what it saw.
-async fn server(answer: &'static str) -> (String, tokio::task::JoinHandle<Seen>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
-    let seen = tokio::spawn(async move {
-        let (mut stream, _) = listener.accept().await.expect("a connection");
-        let mut read = Vec::new();
-        loop {
-            let mut buffer = vec![0; 65_536];
-            let len = stream.read(&mut buffer).await.expect("bytes");
-            read.extend_from_slice(&buffer[..len]);
-            let Some(end) = read.windows(4).position(|window| window == b"\r\n\r\n") else {
-                continue;
-            };
-            let head = String::from_utf8(read[..end].to_vec()).expect("text");
-            let head: Vec<String> = head
-                .lines()
-                .map(|line| match line.split_once(": ") {
-                    Some((name, value)) => format!("{}: {value}", name.to_lowercase()),
-                    None => line.to_owned(),
-                })
-                .collect();
-            let mut seen = Seen {
-                head: head.join("\n"),
-                body: read[end + 4..].to_vec(),
-            };
-            let len: usize = seen
-                .header("content-length")
-                .map_or(0, |len| len.parse().expect("a number"));
-            while seen.body.len() < len {
-                let read = stream.read(&mut buffer).await.expect("bytes");
-                assert!(read > 0, "the body is cut off");
-                seen.body.extend_from_slice(&buffer[..read]);
-            }
-            stream.write_all(answer.as_bytes()).await.expect("sent");
-            return seen;
-        }
-    });
-    (endpoint, seen)
-}
-
-const STORED: &str = "HTTP/1.1 200 OK\r\nETag: \"tag\"\r\nContent-Length: 0\r\n\r\n";
 
 #[tokio::test]
 async fn a_put_is_plain_of_known_length_and_unsigned_with_the_checksum_in_a_header() {

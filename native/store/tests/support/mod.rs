@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub(crate) mod moto;
+pub(crate) mod raw;
 
 use std::path::PathBuf;
 
@@ -176,4 +177,38 @@ pub(crate) fn certificate(dir: &TempDir, host: &str) -> (Tls, PathBuf) {
         key: write("key.pem", key.serialize_pem()),
     };
     (tls, write("ca.pem", authority_pem))
+}
+
+/// An address on which nobody listens.
+pub(crate) fn nobody() -> std::net::SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("a port")
+}
+
+/// Where connections are neither accepted nor refused.
+pub(crate) struct BlackHole {
+    pub(crate) address: std::net::SocketAddr,
+    _listener: std::net::TcpListener,
+    _queue: Vec<std::net::TcpStream>,
+}
+
+/// A listener whose queue is full: the system drops whatever else comes, as a firewall would.
+pub(crate) fn black_hole() -> BlackHole {
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    socket.bind(any).expect("a port");
+    let listener = socket.listen(1).and_then(tokio::net::TcpListener::into_std);
+    let listener = listener.expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let mut queue = Vec::new();
+    let patience = std::time::Duration::from_millis(200);
+    while let Ok(stream) = std::net::TcpStream::connect_timeout(&address, patience) {
+        queue.push(stream);
+    }
+    BlackHole {
+        address,
+        _listener: listener,
+        _queue: queue,
+    }
 }
