@@ -135,7 +135,8 @@ start_world(#{store := Store}, Temp, #{objects := Objects}) ->
         env => #{
             fragment_target_size => ?FRAGMENT_BYTES,
             rebalance_threshold => ?REBALANCE_THRESHOLD,
-            persist_interval_ms => 500
+            persist_threshold => 2,
+            persist_interval_ms => 200
         }
     }).
 
