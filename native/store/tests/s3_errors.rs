@@ -454,6 +454,75 @@ async fn a_store_without_batches_deletes_one_by_one() {
     );
 }
 
+/// Some stores have the call, and choke on what is in it: a key that XML cannot hold, say. Then the next batch may succeed.
+#[tokio::test]
+async fn a_batch_that_the_store_cannot_read_is_deleted_one_by_one_and_the_next_is_tried_again() {
+    let server = Server::start().await;
+    let store = server.store();
+    let names: Vec<String> = (0..20).map(|number| format!("k/{number}")).collect();
+    for key in &names {
+        put(&store, key, "").await;
+    }
+    server
+        .local
+        .faults()
+        .add(Fault::new(Operation::MultiDelete, status(400, "MalformedXML")).times(1));
+    assert!(
+        store
+            .delete(&names[..10])
+            .await
+            .expect("answered")
+            .is_empty()
+    );
+    assert!(
+        store
+            .delete(&names[10..])
+            .await
+            .expect("answered")
+            .is_empty()
+    );
+    let counts = |op| server.local.counters().of(op).requests;
+    assert_eq!(counts(Operation::Delete), 10);
+    assert_eq!(counts(Operation::MultiDelete), 2);
+    assert!(keys(&store, "", 30).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_allow_batches_is_asked_for_one_once() {
+    for code in [405, 501] {
+        let server = Server::start().await;
+        let store = server.store();
+        let names: Vec<String> = (0..1200).map(|number| format!("k/{number}")).collect();
+        for key in names.iter().step_by(100) {
+            put(&store, key, "").await;
+        }
+        server.local.faults().add(Fault::new(
+            Operation::MultiDelete,
+            status(code, "MethodNotAllowed"),
+        ));
+        assert!(store.delete(&names).await.expect("answered").is_empty());
+        let counts = |op| server.local.counters().of(op).requests;
+        assert_eq!(
+            (counts(Operation::MultiDelete), counts(Operation::Delete)),
+            (1, 1200)
+        );
+        assert!(keys(&store, "", 30).await.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_batch_has_a_thousand_keys_at_most() {
+    let server = Server::start().await;
+    let store = server.store();
+    for (keys, requests) in [(1000, 1), (1001, 2), (2500, 3)] {
+        let before = server.local.counters().of(Operation::MultiDelete).requests;
+        let names: Vec<String> = (0..keys).map(|number| format!("k/{number}")).collect();
+        assert!(store.delete(&names).await.expect("answered").is_empty());
+        let after = server.local.counters().of(Operation::MultiDelete).requests;
+        assert_eq!(after - before, requests, "{keys} keys");
+    }
+}
+
 #[tokio::test]
 async fn a_later_batch_that_fails_does_not_hide_the_one_before() {
     let server = Server::start().await;
