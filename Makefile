@@ -11,7 +11,7 @@ export STREAM_S3_S3LOCAL := $(TARGET)/release/s3local
 export STREAM_S3_CLI := $(TARGET)/release/stream-s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo shell test test-deep ct-file check fmt doc clean
+.PHONY: help setup build demo shell test test-deep ct-file fuzz bench-core check fmt doc clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,15 @@ test-deep: setup ## The same with ignored tests, many more random cases, and all
 ct-file: build ## Runs suites by file, from anywhere: FILE=some_SUITE.erl (FLAVOUR=...).
 	@[[ -n "$(FILE)" ]] || { echo 'error: say which: make ct-file FILE=test/.../some_SUITE.erl' >&2; exit 1; }
 	@.ci/ct $(FLAVOUR) $(FILE)
+
+fuzz: ## Fuzzes the decoders, guided by coverage (SECONDS=60, for all of them together).
+	@.ci/fuzz $(or $(SECONDS),60)
+
+bench-core: setup ## What the core costs, in Rust and through the library, beside osiris and plain Erlang.
+	@.ci/bench-core
+
+soak: build ## Kills a VM that uploads with kill -9, again and again, and looks for losses (ROUNDS=).
+	@.ci/erl $(FLAVOUR) stream_s3_soak main
 
 check: setup ## Formatting, clippy, documentation, compiler warnings, xref, dialyzer.
 	@.ci/check

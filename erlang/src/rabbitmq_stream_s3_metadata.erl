@@ -80,7 +80,7 @@ start_own() ->
             Dir = own_dir(OsirisDir),
             case khepri:start(Dir, ?OWN_STORE) of
                 {ok, ?OWN_STORE} ->
-                    ok;
+                    sync_tables(Dir);
                 {error, Reason} ->
                     {error, text("the metadata store in ~ts could not be started: ~0tP", [Dir, Reason, 20])}
             end;
@@ -88,9 +88,15 @@ start_own() ->
             {error, <<"outside a broker, set data_dir of the application osiris: the metadata store lies beside that directory">>}
     end.
 
+%% Ra keeps in tables of dets which of its directories belongs to which store, and dets writes seconds later. A VM that is killed
+%% within these seconds would find no directory again and begin with an empty store, whatever had been acknowledged.
+sync_tables(Dir) ->
+    Tables = [Table || Table <- dets:all(), lists:prefix(Dir ++ "/", filename:absname(dets:info(Table, filename)))],
+    lists:foreach(fun(Table) -> ok = dets:sync(Table) end, Tables).
+
 %% Beside, not below: whatever lies below osiris' directory is a stream's log.
 own_dir(OsirisDir) ->
-    unicode:characters_to_list([OsirisDir, ".metadata"]).
+    filename:absname(unicode:characters_to_list([OsirisDir, ".metadata"])).
 
 %% --- a stream --------------------------------------------------------------------------------------------------------
 

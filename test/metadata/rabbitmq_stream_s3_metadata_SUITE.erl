@@ -30,6 +30,7 @@ all() ->
         a_put_after_the_deletion_of_a_stream_does_not_bring_it_back,
         streams_are_listed_until_they_are_deleted,
         everything_survives_a_restart_of_the_store,
+        the_first_writes_of_a_new_store_survive_kill_9,
         calls_without_an_answer_end_in_time,
         a_put_whose_answer_was_lost_recognises_itself,
         operations_are_counted
@@ -173,6 +174,33 @@ everything_survives_a_restart_of_the_store(Config) ->
     ok = ?METADATA:start(),
     ?assertEqual({ok, {2, 1}, 2}, read(Stream)),
     ?assertEqual({ok, {2, 1}, 3}, write(Stream, {3, 1}, 2)).
+
+the_first_writes_of_a_new_store_survive_kill_9(Config) ->
+    Stream = ?config(stream, Config),
+    Dir = filename:join(?config(priv_dir, Config), "killed"),
+    First = start_vm(Dir),
+    ok = peer:call(First, ?METADATA, anchor, [Stream, {test_stream, Stream}, ?TIMEOUT]),
+    {ok, undefined, 1} = peer:call(First, ?METADATA, put, [Stream, {1, 1}, 0, ?TIMEOUT]),
+    ok = kill_vm(First),
+    Second = start_vm(Dir),
+    ?assertEqual({ok, {1, 1}, 1}, peer:call(Second, ?METADATA, get, [Stream, ?TIMEOUT])),
+    ok = kill_vm(Second).
+
+start_vm(Dir) ->
+    {ok, Peer, nonode@nohost} = peer:start(#{connection => standard_io, args => ["-pa" | code:get_path()]}),
+    ok = peer:call(Peer, logger, set_primary_config, [level, none]),
+    ok = peer:call(Peer, application, load, [osiris]),
+    ok = peer:call(Peer, application, set_env, [osiris, data_dir, Dir]),
+    ok = peer:call(Peer, rabbitmq_stream_s3_counters, init, []),
+    ok = peer:call(Peer, ?METADATA, start, [], 30000),
+    Peer.
+
+kill_vm(Peer) ->
+    Monitor = monitor(process, Peer),
+    [] = os:cmd("kill -9 " ++ peer:call(Peer, os, getpid, [])),
+    receive
+        {'DOWN', Monitor, process, Peer, _} -> ok
+    end.
 
 calls_without_an_answer_end_in_time(Config) ->
     Stream = anchored(Config),
