@@ -147,18 +147,18 @@ async fn faulty(
         // A plan holds its delays apart.
         Action::Delay { .. } => serve(shared, request.map(plain)).await,
         Action::Status { status, code } => {
-            drain(request).await;
+            drain(request).await?;
             Ok(error_document(
                 StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
                 &code,
             ))
         }
         Action::ErrorBody { code } => {
-            drain(request).await;
+            drain(request).await?;
             Ok(error_document(StatusCode::OK, &code))
         }
         Action::Stall => {
-            drain(request).await;
+            drain(request).await?;
             std::future::pending::<Infallible>().await;
             Err(Abort::Fault)
         }
@@ -221,10 +221,14 @@ async fn faulty(
     }
 }
 
-/// Reads a request to its end: a client that is still sending may otherwise never see the answer.
-async fn drain(request: Request<Incoming>) {
+/// Reads a request to its end: a client that is still sending may otherwise never see the answer. An error where the client goes away
+/// in the middle.
+async fn drain(request: Request<Incoming>) -> Result<(), Abort> {
     let mut body = BodyStream::new(request.into_body());
-    while let Some(Ok(_)) = body.next().await {}
+    while let Some(frame) = body.next().await {
+        frame.map_err(|error| Abort::Service(error.into()))?;
+    }
+    Ok(())
 }
 
 fn through<S>(stream: S) -> s3s::Body
