@@ -26,6 +26,7 @@ start(_Type, _Args) ->
 
 %% @private
 stop(_State) ->
+    ok = rabbitmq_stream_s3_retention:settle(),
     ok = rabbitmq_stream_s3_store:close(),
     rabbitmq_stream_s3_metadata:stop().
 

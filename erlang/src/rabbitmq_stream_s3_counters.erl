@@ -1,4 +1,4 @@
-%% @doc Numbers that only grow, for each stream and for the metadata store. Gauges are not here: they are computed from
+%% @doc Numbers that only grow, for each stream, for the metadata store, and for the deletion of objects. Gauges are not here: they are computed from
 %% state when somebody asks.
 %%
 %% A stream's numbers live as long as its writer is on this node, so that a restart of the reader is not a reset of the
@@ -10,7 +10,7 @@
 
 -define(TABLE, ?MODULE).
 
--type scope() :: {stream, StreamId :: binary()} | metadata.
+-type scope() :: {stream, StreamId :: binary()} | metadata | objects.
 
 %% @doc Creates the table. The caller owns it: when it ends, the numbers are gone.
 -spec init() -> ok.
@@ -56,6 +56,8 @@ forget(StreamId) ->
 -spec names(scope()) -> [atom()].
 names(metadata) ->
     [gets, puts, put_successes, put_conflicts, put_not_founds, put_errors];
+names(objects) ->
+    [objects_deleted, objects_delete_failed, gc_objects_reclaimed, gc_bytes_reclaimed];
 names({stream, _StreamId}) ->
     [
         transfers_completed,
@@ -74,6 +76,9 @@ names({stream, _StreamId}) ->
         roots_created,
         manifests_resolved,
         manifest_resolution_failures,
+        fragments_deleted,
+        groups_deleted,
+        remote_tier_retention_failures,
         local_log_ahead_recoveries,
         remote_tier_ahead_recoveries,
         corrupt_chunks

@@ -7,6 +7,7 @@
 
 -export([writers/0, context/2, epoch/1, range/1]).
 -export([open/2, close/1, read/2, next_offset/1, identity/2]).
+-export([index_files/1, replica_positions/1]).
 -export([listen/2, listened/1]).
 -export_type([context/0, range/0, reader/0, chunk/0]).
 
@@ -219,6 +220,21 @@ identity(Context, ChunkId) ->
             {ok, inside_another};
         {error, _} = Error ->
             Error
+    end.
+
+%% @doc The index files of a log's segments, each with the offset at which its segment begins; oldest first. Lists the directory.
+-spec index_files(file:filename_all()) -> [{offset(), file:filename_all()}].
+index_files(Dir) ->
+    [{first_offset(File), File} || File <- osiris_log:sorted_index_files(Dir)].
+
+%% @doc The last chunk that each replica of a writer has acknowledged, as an offset; 0 before the first. A replica that is
+%% down counts as where it was last. Waits for the writer.
+-spec replica_positions(pid()) -> {ok, [offset()]} | {error, term()}.
+replica_positions(Writer) ->
+    try osiris_writer:query_replication_state(Writer) of
+        Positions -> {ok, [max(0, ChunkId) || {ChunkId, _Timestamp} <- maps:values(maps:remove(node(), Positions))]}
+    catch
+        exit:_ -> {error, no_process}
     end.
 
 %% @doc Asks the writer for one message as soon as the chunk that starts at this offset is committed: at once, if it is.

@@ -26,6 +26,7 @@
 -export([chunk_is_committed/2, compare_log/2, start_on_other_timeline/2, check_timeline/2, error_class/1]).
 -export([resolve_manifest/3, resolve_root/2]).
 -export([retry_delay/4, valid_stream_id/1, object_key/3]).
+-export([may_delete/2, deletable_segments/3, gc_verdict/3, key_prefix/2, parse_key/2]).
 -export([store_open/1, store_probe/3, store_put/6, store_get/5, store_delete/4, store_list/6, store_cancel/1]).
 -export([put_root/6, get_root/6, put_group/6, get_group/7]).
 -export([governor_start/1, governor_submit/5, governor_finished/2, governor_cancel/2, governor_set_rate/3]).
@@ -33,6 +34,7 @@
 
 -export_type([assembly/0, core/0, store/0, governor/0, chunk/0, meta/0, effect/0, reason/0, op/0, error_kind/0]).
 -export_type([local_log/0, start/0, chunk_identity/0]).
+-export_type([gc_stream/0, gc_verdict/0, parsed_key/0]).
 -export_type([ref/0, uid/0, offset/0, stream_id/0, cont/0, lookup/0, part/0]).
 
 -on_load(on_load/0).
@@ -83,6 +85,29 @@
     | {local_ahead, Discarded :: {First :: offset(), Next :: offset()}, At :: offset()}
     | wait_for_log.
 -type chunk_identity() :: #{chunk_id := offset(), epoch := non_neg_integer(), crc := non_neg_integer(), _ => _}.
+-type parsed_key() ::
+    {fragment, stream_id(), offset(), uid()}
+    | {root, stream_id(), Epoch :: non_neg_integer(), uid()}
+    | {group, stream_id(), Kind :: 1..3, offset(), uid()}
+    | {history, RunId :: binary(), Seq :: non_neg_integer()}
+    | unknown.
+%% What is known of a stream, and how one of its objects stands to it: the last read must be younger than the listing that
+%% showed the object. Ages are in milliseconds, by one clock; `undefined' where that is not known, or where it never was.
+-type gc_stream() ::
+    unknown
+    | deleted
+    | never_persisted
+    | {live, #{
+        epoch := non_neg_integer(),
+        root_uid := uid(),
+        root_age_ms := non_neg_integer() | undefined,
+        next_offset := offset(),
+        listed := boolean() | undefined,
+        discarded_ms := non_neg_integer() | undefined
+    }}.
+-type gc_verdict() ::
+    {keep, not_ours | unknown | young | in_use | ahead | grace}
+    | {delete, orphan | discarded_tier | stream_deleted, optional | always}.
 -type effect() ::
     {submit_transfer, ref(), Stream :: term(), Dir :: term(), meta()}
     | {resubmit_transfer, ref(), Stream :: term(), Dir :: term(), meta()}
@@ -343,6 +368,30 @@ valid_stream_id(_StreamId) -> ?NOT_LOADED.
         | {root, Epoch :: non_neg_integer(), uid()}
         | {group, Kind :: 1..3, offset(), uid()}.
 object_key(_Prefix, _StreamId, _Object) -> ?NOT_LOADED.
+
+%% @doc Whether objects that retention dropped, all of them below the first offset of its edit, may be deleted now that a
+%% manifest with this first offset is persisted.
+-spec may_delete(DroppedBelow :: offset(), PersistedFirst :: offset()) -> boolean().
+may_delete(_DroppedBelow, _PersistedFirst) -> ?NOT_LOADED.
+
+%% @doc How many of the oldest segments of a local log are in the tier as a whole, and behind every replica. The first offsets
+%% are those of all segments, ascending.
+-spec deletable_segments(FirstOffsets :: [offset()], PersistedNext :: offset(), Replicas :: [offset()]) -> non_neg_integer().
+deletable_segments(_FirstOffsets, _PersistedNext, _Replicas) -> ?NOT_LOADED.
+
+%% @doc Whether an object is garbage: {@link rabbitmq_stream_s3_gc}. `optional': only where somebody wants orphans to go.
+-spec gc_verdict(Object, gc_stream(), Limits) -> gc_verdict() when
+    Object :: #{prefix := binary(), key := binary(), age_ms := non_neg_integer() | undefined},
+    Limits :: #{gc_min_age_ms := non_neg_integer(), discarded_tier_grace_ms := non_neg_integer()}.
+gc_verdict(_Object, _Stream, _Limits) -> ?NOT_LOADED.
+
+%% @doc What the keys of a stream, or of all streams, begin with; ends in a slash.
+-spec key_prefix(Prefix :: binary(), stream_id() | all) -> binary().
+key_prefix(_Prefix, _Streams) -> ?NOT_LOADED.
+
+%% @doc What a key below the prefix names.
+-spec parse_key(Prefix :: binary(), Key :: binary()) -> parsed_key().
+parse_key(_Prefix, _Key) -> ?NOT_LOADED.
 
 %%% Store. Each call but store_open and store_cancel answers ok at once, and sends
 %%% {store_result, Ref, {ok, Value} | {error, {Kind, #{op, reason, message}}}} to Pid later, once, unless cancelled.

@@ -8,7 +8,7 @@
 -export_type([state/0, doing/0, problem/0]).
 
 %% What fails, as a status names it.
--type doing() :: resolving | draining | uploading | persisting | grouping.
+-type doing() :: resolving | draining | uploading | persisting | grouping | retaining | trimming.
 %% since: milliseconds since the Unix epoch.
 -type problem() :: #{doing := doing(), cause := binary(), since := integer()}.
 -opaque state() :: #{stream := binary(), doing() => problem()}.
@@ -80,6 +80,8 @@ text({corrupt_chunk, ChunkId}) -> format("the chunk at offset ~b does not fit it
 text({damaged_object, Key}) -> format("the object ~ts is not what was stored under that key", [Key]);
 text({open_failed, File, Posix}) -> format("~ts cannot be opened: ~ts", [File, file:format_error(Posix)]);
 text({panic, Text}) -> format("the library failed: ~ts", [Text]);
+text(does_not_fit) -> <<"the manifest has changed meanwhile">>;
+text({delete_failed, File, Posix}) -> format("~ts cannot be deleted: ~ts", [File, file:format_error(Posix)]);
 text(cancelled) -> <<"it was cancelled">>;
 text(clock_skew) -> <<"this machine's clock and the store's are too far apart">>;
 text(expired_token) -> <<"the credentials have expired">>;

@@ -110,10 +110,12 @@ forget(StreamId) ->
     rabbitmq_stream_s3_counters:forget(StreamId).
 
 %% Lets go of all that is under way and of the log's file. Keeps those who wait, and what has failed.
-release(#reader{drain = Drain, tasks = Tasks, transfers = Transfers} = Reader) ->
+release(Reader0) ->
+    #reader{drain = Drain, tasks = Tasks, transfers = Transfers} = Reader = ?EFFECTS:answer_trimming(Reader0),
     #reader{persist_timer = Persist, group_timer = Group, resolve_timer = Resolve, age_timer = Age} = Reader,
+    #reader{retention_timer = Retention} = Reader,
     _ = Drain =/= none andalso ?DRAIN:close(Drain),
-    _ = [erlang:cancel_timer(Timer) || Timer <- [Persist, Group, Resolve], Timer =/= none],
+    _ = [erlang:cancel_timer(Timer) || Timer <- [Persist, Group, Resolve, Retention], Timer =/= none],
     _ = Age =/= none andalso erlang:cancel_timer(element(1, Age)),
     Reader#reader{
         phase = resolving,
@@ -128,6 +130,9 @@ release(#reader{drain = Drain, tasks = Tasks, transfers = Transfers} = Reader) -
         age_timer = none,
         persist_timer = none,
         group_timer = none,
+        retention_timer = none,
+        %% Perhaps never dropped by a manifest that was persisted, so the garbage collection's to judge.
+        dropped = [],
         persist_failures = {0, none},
         group_failures = {0, none},
         persisting_bytes = 0
@@ -162,6 +167,8 @@ handle_info({timeout, Timer, age}, #reader{age_timer = {Timer, _}} = Reader) ->
     noreply(?EFFECTS:too_old(Reader#reader{age_timer = none}));
 handle_info({timeout, Timer, {group, Kind, Entries}}, #reader{group_timer = Timer} = Reader) ->
     noreply(?EFFECTS:upload_group(Kind, Entries, Reader));
+handle_info({timeout, Timer, retention}, #reader{retention_timer = Timer} = Reader) ->
+    noreply(?EFFECTS:retain(Reader#reader{retention_timer = none}));
 handle_info({timeout, Timer, resolve}, #reader{resolve_timer = Timer} = Reader) ->
     {noreply, start_resolving(Reader#reader{resolve_timer = none})};
 handle_info({'DOWN', _Monitor, process, Writer, _Reason}, #reader{writer = Writer} = Reader) ->
@@ -203,7 +210,9 @@ noreply(#reader{verdict = {stop, {shutdown, stream_deleted} = Reason}, writer = 
 
 finished(resolve, Result, Reader) -> resolved(Result, Reader);
 finished(persist, Result, Reader) -> ?EFFECTS:persisted(Result, Reader);
-finished(group, Result, Reader) -> ?EFFECTS:grouped(Result, Reader).
+finished(group, Result, Reader) -> ?EFFECTS:grouped(Result, Reader);
+finished(retention, Result, Reader) -> ?EFFECTS:retained(Result, Reader);
+finished(local_retention, Result, Reader) -> ?EFFECTS:trimmed(Result, Reader).
 
 %%% Finding out where to start
 

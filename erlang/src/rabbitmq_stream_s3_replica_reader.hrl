@@ -38,6 +38,14 @@
     age_timer = none :: none | {reference(), Since :: integer()},
     persist_timer = none :: none | reference(),
     group_timer = none :: none | reference(),
+    %% What retention has dropped of the core's manifest, with the offset that a persisted manifest must begin at or behind
+    %% before it may be deleted. While there is some, no further retention of the tier begins.
+    dropped = [] :: [{non_neg_integer(), [rabbitmq_stream_s3_reaper:object()]}],
+    %% Whether the local log is being trimmed, the replies that are due when that is done, and those that are due after
+    %% another time, if one is wanted.
+    trimming = none :: none | {[{Offset :: non_neg_integer(), ok}], none | [{Offset :: non_neg_integer(), ok}]},
+    %% Until retention is looked at although nothing is persisted.
+    retention_timer = none :: none | reference(),
     %% Failures in a row, and the last cause.
     persist_failures = {0, none} :: {non_neg_integer(), term()},
     group_failures = {0, none} :: {non_neg_integer(), term()},

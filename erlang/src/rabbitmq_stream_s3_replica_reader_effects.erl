@@ -7,6 +7,7 @@
 
 -export([start/3, drain/1, force_cut/1, too_old/1, tick/1, await/2]).
 -export([transferred/2, persisted/2, grouped/2, upload_group/3]).
+-export([retain/1, retained/2, trimmed/2, answer_trimming/1]).
 
 -define(CORE, rabbitmq_stream_s3_replica_reader_core).
 -define(DRAIN, rabbitmq_stream_s3_replica_reader_drain).
@@ -16,6 +17,8 @@
 %% Turns of the drain that a forced cut takes first: so all that had been committed before the call is in the fragment,
 %% unless the reader is far behind.
 -define(FORCE_CUT_TURNS, 16).
+%% Those who wait for an offset wait for it.
+-define(TRIM_TIMEOUT_MS, 5000).
 %% A failure that passes with the next attempts is not worth a line in the log.
 -define(WORTH_TELLING, 3).
 
@@ -27,9 +30,9 @@
 %% an offset in its place, at once or together with the first fragment.
 -spec start(#manifest{}, resume | {reset, non_neg_integer(), at_once | with_first_fragment}, reader()) -> reader().
 start(Manifest, resume, Reader) ->
-    perform_all(?CORE:init(Manifest, options(Reader)), Reader);
+    arm_retention_timer(perform_all(?CORE:init(Manifest, options(Reader)), Reader));
 start(Manifest, {reset, At, When}, Reader) ->
-    perform_all(?CORE:init_reset(Manifest, At, When, options(Reader)), Reader#reader{discarded = true}).
+    arm_retention_timer(perform_all(?CORE:init_reset(Manifest, At, When, options(Reader)), Reader#reader{discarded = true})).
 
 options(#reader{stream = StreamId, epoch = Epoch, context = #{dir := Dir, reference := Reference}}) ->
     #{
@@ -210,7 +213,7 @@ persisted({ok, Root, Revision}, #reader{core = Core, root = Old, discarded = Dis
     })),
     %% Last, when everybody has been told of the new one.
     _ = Discarded orelse delete_root(Old, Reader),
-    Reader;
+    delete_dropped(Reader);
 persisted({error, conflict}, #reader{core = Core} = Reader) ->
     count(persist_conflicts, 1, Reader),
     perform_all(?CORE:persist_failed(conflict, Core), Reader);
@@ -226,7 +229,15 @@ persisted({error, Reason}, #reader{core = Core, problems = Problems, persist_fai
 delete_root(none, _Reader) ->
     ok;
 delete_root({Uid, Epoch}, #reader{stream = StreamId}) ->
-    rabbitmq_stream_s3_store:delete_async([rabbitmq_stream_s3_store:root_key(StreamId, Epoch, Uid)]).
+    rabbitmq_stream_s3_reaper:delete(StreamId, [{root, rabbitmq_stream_s3_store:root_key(StreamId, Epoch, Uid)}]).
+
+delete_dropped(#reader{dropped = []} = Reader) ->
+    Reader;
+delete_dropped(#reader{stream = StreamId, core = Core, dropped = Dropped} = Reader) ->
+    #manifest{first_offset = First} = ?CORE:persisted_manifest(Core),
+    {Dead, Waiting} = lists:partition(fun({Below, _}) -> rabbitmq_stream_s3_nif:may_delete(Below, First) end, Dropped),
+    ok = lists:foreach(fun({_, Objects}) -> rabbitmq_stream_s3_reaper:delete(StreamId, Objects) end, Dead),
+    Reader#reader{dropped = Waiting}.
 
 %% @doc What became of the upload of a group.
 -spec grouped({Kind :: 1..3, {ok, non_neg_integer()} | {error, term()}} | {error, term()}, reader()) -> reader().
@@ -259,6 +270,111 @@ tick(#reader{core = Core} = Reader0) ->
         #{} ->
             Reader
     end.
+
+%% @doc Looks at retention although nothing was persisted: time passes, settings change, replicas catch up.
+-spec retain(reader()) -> reader().
+retain(#reader{core = Core, discarded = Discarded} = Reader0) ->
+    Reader = arm_retention_timer(Reader0),
+    case ?CORE:format_state(Core) of
+        %% Otherwise a persist is to come, and retention with it. A tier that is discarded says nothing of the log.
+        #{since_persist := 0, persist_in_flight := false, rebalance_in_flight := false} when not Discarded ->
+            evaluate_remote(evaluate_local(Reader));
+        #{} ->
+            Reader
+    end.
+
+arm_retention_timer(Reader) ->
+    Interval = rabbitmq_stream_s3_config:get(reconciliation_interval_ms),
+    Reader#reader{retention_timer = erlang:start_timer(Interval, self(), retention)}.
+
+evaluate_remote(#reader{tasks = Tasks, dropped = Dropped} = Reader) ->
+    case rabbitmq_stream_s3_retention:limits() of
+        [_ | _] = Limits when Dropped =:= [] ->
+            case ?TASKS:is_running(retention, Tasks) of
+                false -> start_retention(Limits, Reader);
+                true -> Reader
+            end;
+        _ ->
+            Reader
+    end.
+
+start_retention(Limits, #reader{stream = StreamId, core = Core, tasks = Tasks} = Reader) ->
+    case ?CORE:persisted_manifest(Core) of
+        #manifest{entries = <<>>} ->
+            Reader;
+        Manifest ->
+            Work = fun(Until) -> rabbitmq_stream_s3_retention:remote(StreamId, Manifest, Limits, Until) end,
+            Timeout = rabbitmq_stream_s3_config:get(retention_timeout_ms),
+            Reader#reader{
+                core = ?CORE:retention_started(Core),
+                tasks = ?TASKS:start(retention, Work, Timeout, Tasks)
+            }
+    end.
+
+%% @doc What retention of the remote tier has come to.
+-spec retained(rabbitmq_stream_s3_retention:decision() | {error, term()}, reader()) -> reader().
+retained({error, Reason}, Reader) ->
+    retained({unchanged, {incomplete, Reason}}, Reader);
+retained({Decision, {incomplete, Reason}}, #reader{problems = Problems} = Reader) ->
+    count(remote_tier_retention_failures, 1, Reader),
+    drop(Decision, Reader#reader{problems = rabbitmq_stream_s3_problems:failed(retaining, Reason, Problems)});
+retained({Decision, complete}, Reader) ->
+    drop(Decision, ended(retaining, Reader)).
+
+drop(unchanged, #reader{core = Core} = Reader) ->
+    perform_all(?CORE:retention_failed(unchanged, Core), Reader);
+drop({#edit{first_offset = First} = Edit, Garbage}, #reader{stream = StreamId, core = Core, problems = Problems} = Reader) ->
+    try ?CORE:retention_complete(Edit, Core) of
+        Result ->
+            Objects = rabbitmq_stream_s3_retention:objects(StreamId, Garbage),
+            perform_all(Result, Reader#reader{dropped = [{First, Objects}]})
+    catch
+        %% The manifest has changed in a way that the edit does not fit: nothing is dropped, and nothing may be deleted.
+        error:badarg ->
+            count(remote_tier_retention_failures, 1, Reader),
+            perform_all(?CORE:retention_failed(does_not_fit, Core), Reader#reader{
+                problems = rabbitmq_stream_s3_problems:failed(retaining, does_not_fit, Problems)
+            })
+    end.
+
+evaluate_local(#reader{trimming = none} = Reader) ->
+    case rabbitmq_stream_s3_config:get(local_retention) of
+        policy -> Reader;
+        uploaded -> start_trimming([], Reader)
+    end;
+evaluate_local(#reader{trimming = {Due, none}} = Reader) ->
+    Reader#reader{trimming = {Due, []}};
+evaluate_local(#reader{trimming = {_Due, _Later}} = Reader) ->
+    Reader.
+
+start_trimming(Due, #reader{core = Core, context = Context, writer = Writer, tasks = Tasks} = Reader) ->
+    #{persisted_next_offset := Next} = ?CORE:format_state(Core),
+    Work = fun(Until) -> rabbitmq_stream_s3_retention:local(Context, Writer, Next, Until) end,
+    Timeout = min(?TRIM_TIMEOUT_MS, rabbitmq_stream_s3_config:get(retention_timeout_ms)),
+    Reader#reader{trimming = {Due, none}, tasks = ?TASKS:start(local_retention, Work, Timeout, Tasks)}.
+
+%% @doc What retention of the local log has come to.
+-spec trimmed({ok, non_neg_integer()} | {error, term()}, reader()) -> reader().
+trimmed({ok, _Deleted}, Reader) ->
+    next_trimming(ended(trimming, Reader));
+trimmed({error, Reason}, #reader{problems = Problems} = Reader) ->
+    next_trimming(Reader#reader{problems = rabbitmq_stream_s3_problems:failed(trimming, Reason, Problems)}).
+
+next_trimming(#reader{trimming = {Due, Later}} = Reader0) ->
+    Reader = lists:foldl(fun reply/2, Reader0#reader{trimming = none}, Due),
+    case Later of
+        none -> Reader;
+        _ -> start_trimming(Later, Reader)
+    end.
+
+%% @doc Answers those who wait for the local log, which will not be looked at now. What they were to be told is true.
+-spec answer_trimming(reader()) -> reader().
+answer_trimming(#reader{trimming = none} = Reader) ->
+    Reader;
+answer_trimming(#reader{trimming = {Due, none}} = Reader) ->
+    lists:foldl(fun reply/2, Reader#reader{trimming = none}, Due);
+answer_trimming(#reader{trimming = {Due, Later}} = Reader) ->
+    lists:foldl(fun reply/2, Reader#reader{trimming = none}, Due ++ Later).
 
 %% @doc Somebody waits for an offset. Of those that wait for the same one the core knows one.
 -spec await(non_neg_integer(), reader()) -> reader().
@@ -307,10 +423,14 @@ perform({broadcast, _Stream, _Edits}, Reader) ->
     %% The writer's node is the only one that keeps a manifest; who else wants it resolves it.
     Reader;
 perform({evaluate_retention, _Stream, _Dir}, Reader) ->
-    %% The local log is left to osiris' own policy, and nothing limits the remote tier: the configuration admits nothing else.
-    Reader;
-perform({reply_waiters, Replies}, Reader) ->
+    evaluate_remote(evaluate_local(Reader));
+perform({reply_waiters, Replies}, #reader{trimming = none} = Reader) ->
     lists:foldl(fun reply/2, Reader, Replies);
+%% Whoever is told that an offset is in the tier may look at what that means for the local log.
+perform({reply_waiters, Replies}, #reader{trimming = {Due, none}} = Reader) ->
+    Reader#reader{trimming = {Due ++ Replies, none}};
+perform({reply_waiters, Replies}, #reader{trimming = {Due, Later}} = Reader) ->
+    Reader#reader{trimming = {Due, Later ++ Replies}};
 perform(reinitialize, Reader) ->
     Reader#reader{verdict = {resolve, conflict}};
 perform(stop, Reader) ->

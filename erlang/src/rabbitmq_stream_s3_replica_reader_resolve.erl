@@ -185,7 +185,7 @@ make_current(StreamId, {Uid, Epoch} = Entry, Expected, Until) ->
             {error, {metadata, {unchanged, Revision}}};
         {error, {conflict, _Stored}} ->
             %% Revisions only grow, so no attempt of ours can win any more.
-            ok = rabbitmq_stream_s3_store:delete_async([rabbitmq_stream_s3_store:root_key(StreamId, Epoch, Uid)]),
+            ok = rabbitmq_stream_s3_reaper:delete(StreamId, [{root, rabbitmq_stream_s3_store:root_key(StreamId, Epoch, Uid)}]),
             {error, conflict};
         {error, not_found} ->
             {error, not_found};

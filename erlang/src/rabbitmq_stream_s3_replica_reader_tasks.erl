@@ -4,14 +4,14 @@
 %% belongs to one reader process.
 -module(rabbitmq_stream_s3_replica_reader_tasks).
 
--export([new/0, start/4, handle/2, cancel_all/1, retry_delay/2]).
+-export([new/0, start/4, is_running/2, handle/2, cancel_all/1, retry_delay/2]).
 -export_type([state/0, kind/0]).
 
 %% A task is killed that much after the moment at which it should have given up by itself.
 -define(GRACE_MS, 1000).
 
 %% At most one of each kind runs at a time.
--type kind() :: resolve | persist | group.
+-type kind() :: resolve | persist | group | retention | local_retention.
 -record(task, {
     ref :: reference(),
     pid :: pid(),
@@ -34,6 +34,11 @@ start(Kind, Fun, Timeout, Tasks) when not is_map_key(Kind, Tasks) ->
     Pid = spawn_link(fun() -> Owner ! {task_result, Ref, Fun(Until)} end),
     Timer = erlang:start_timer(Until + ?GRACE_MS, self(), {task, Ref}, [{abs, true}]),
     Tasks#{Kind => #task{ref = Ref, pid = Pid, timer = Timer}}.
+
+%% @doc Whether one of this kind runs.
+-spec is_running(kind(), state()) -> boolean().
+is_running(Kind, Tasks) ->
+    is_map_key(Kind, Tasks).
 
 %% @doc Takes a message of a task, of its link, or of its timer.
 -spec handle(term(), state()) -> {{kind(), Result :: term()} | none | not_mine, state()}.

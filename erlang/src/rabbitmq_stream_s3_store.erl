@@ -9,7 +9,8 @@
 -include("rabbitmq_stream_s3.hrl").
 
 -export([open/0, close/0, handle/0, start_link/0, status/0, probe/0]).
--export([put_root/4, get_root/4, put_group/4, get_group/5, get/3, delete_async/1, root_key/3, fragment_key/3]).
+-export([put_root/4, get_root/4, put_group/4, get_group/5, get/3, list/4, delete/2]).
+-export([root_key/3, fragment_key/3, group_key/4, key_prefix/1, parse_key/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 -export_type([error/0, status/0]).
 
@@ -87,10 +88,18 @@ get_group(StreamId, Kind, Offset, Uid, Timeout) ->
 get(Key, Part, Timeout) ->
     wait(get, Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:store_get(handle(), self(), Ref, Key, Part) end).
 
-%% @doc Deletes objects. Returns at once; what could not be deleted is logged, and found by garbage collection later.
--spec delete_async([Key :: binary()]) -> ok.
-delete_async(Keys) ->
-    gen_server:cast(?MODULE, {delete, Keys}).
+%% @doc A page of keys that begin so, in order, with sizes in bytes and the moments at which they were stored (milliseconds since
+%% the Unix epoch, by the store's clock). `next' is where the following page begins. One request.
+-spec list(Prefix :: binary(), From :: binary() | undefined, Max :: 1..1000, timeout()) ->
+    {ok, #{objects := [{Key :: binary(), Size :: non_neg_integer(), ModifiedMs :: integer() | undefined}], next := binary() | undefined}}
+    | {error, error()}.
+list(Prefix, From, Max, Timeout) ->
+    wait(list, Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:store_list(handle(), self(), Ref, Prefix, From, Max) end).
+
+%% @doc Deletes objects, those that are gone already included; answers those that could not be deleted. One request for each thousand.
+-spec delete([Key :: binary()], timeout()) -> {ok, [{Key :: binary(), error()}]} | {error, error()}.
+delete(Keys, Timeout) ->
+    wait(delete, Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:store_delete(handle(), self(), Ref, Keys) end).
 
 %% @doc The key of a root.
 -spec root_key(stream_id(), Epoch :: non_neg_integer(), uid()) -> binary().
@@ -101,6 +110,21 @@ root_key(StreamId, Epoch, Uid) ->
 -spec fragment_key(stream_id(), offset(), uid()) -> binary().
 fragment_key(StreamId, Offset, Uid) ->
     rabbitmq_stream_s3_nif:object_key(prefix(), StreamId, {fragment, Offset, Uid}).
+
+%% @doc The key of a group.
+-spec group_key(stream_id(), Kind :: 1..3, offset(), uid()) -> binary().
+group_key(StreamId, Kind, Offset, Uid) ->
+    rabbitmq_stream_s3_nif:object_key(prefix(), StreamId, {group, Kind, Offset, Uid}).
+
+%% @doc What the keys of a stream, or of all streams, begin with.
+-spec key_prefix(stream_id() | all) -> binary().
+key_prefix(Streams) ->
+    rabbitmq_stream_s3_nif:key_prefix(prefix(), Streams).
+
+%% @doc What a key names; `unknown' for one that is not made here.
+-spec parse_key(Key :: binary()) -> rabbitmq_stream_s3_nif:parsed_key().
+parse_key(Key) ->
+    rabbitmq_stream_s3_nif:parse_key(prefix(), Key).
 
 prefix() ->
     rabbitmq_stream_s3_config:get(prefix).
@@ -126,8 +150,7 @@ wait(Op, Timeout, Send) ->
     %% The probe under way, and the timer that gives it up.
     probe = none :: none | {reference(), reference()},
     %% Until the next probe.
-    timer :: reference() | undefined,
-    deletions = #{} :: #{reference() => [binary()]}
+    timer :: reference() | undefined
 }).
 
 %% @doc Starts the process that probes.
@@ -156,24 +179,12 @@ handle_call(status, _From, #state{status = Status} = State) ->
 
 %% @private
 handle_cast(probe, State) ->
-    {noreply, start_probe(State)};
-handle_cast({delete, Keys}, #state{deletions = Deletions} = State) ->
-    Ref = make_ref(),
-    ok = rabbitmq_stream_s3_nif:store_delete(handle(), self(), Ref, Keys),
-    {noreply, State#state{deletions = Deletions#{Ref => Keys}}}.
+    {noreply, start_probe(State)}.
 
 %% @private
 handle_info({store_result, Ref, Result}, #state{probe = {Ref, Timer}} = State) ->
     _ = erlang:cancel_timer(Timer),
     {noreply, probed(Result, State#state{probe = none})};
-handle_info({store_result, Ref, Result}, #state{deletions = Deletions} = State) ->
-    case maps:take(Ref, Deletions) of
-        {Keys, Rest} ->
-            ok = log_deletion(Result, Keys),
-            {noreply, State#state{deletions = Rest}};
-        error ->
-            {noreply, State}
-    end;
 handle_info({probe_expired, Ref}, #state{probe = {Ref, _}} = State) ->
     ok = rabbitmq_stream_s3_nif:store_cancel([Ref]),
     Error = {transient, #{op => probe, reason => timeout, message => <<"the store did not answer in time">>}},
@@ -220,11 +231,6 @@ log_change(#{state := failing}, #{state := accessible}) ->
     ?LOG_NOTICE("the object store can be used again, uploads resume", [], ?LOG_META);
 log_change(_, #{state := accessible}) ->
     ok.
-
-log_deletion({ok, _}, _Keys) ->
-    ok;
-log_deletion({error, {_Kind, #{message := Message}}}, Keys) ->
-    ?LOG_WARNING("~b objects that nothing refers to could not be deleted, the first is ~ts: ~ts", [length(Keys), hd(Keys), Message], ?LOG_META).
 
 now_ms() ->
     erlang:system_time(millisecond).

@@ -19,7 +19,8 @@ init([]) ->
         (worker(rabbitmq_stream_s3_governor, [governor_options()]))#{shutdown => 10000},
         (worker(rabbitmq_stream_s3_reader_sup, []))#{type => supervisor, shutdown => infinity},
         worker(rabbitmq_stream_s3_reconciler, []),
-        worker(rabbitmq_stream_s3_store, [])
+        worker(rabbitmq_stream_s3_store, []),
+        worker(rabbitmq_stream_s3_reaper, [])
     ],
     {ok, {#{strategy => rest_for_one, intensity => 10, period => 60}, Children}}.
 

@@ -136,9 +136,6 @@ contradictions_are_refused(_Config) ->
 
 what_this_version_does_not_do_is_refused(_Config) ->
     Cases = [
-        {local_retention, uploaded, <<"local_retention = uploaded is not supported by this version yet: it must be policy, or not set">>},
-        {remote_max_bytes, 1000, <<"remote_max_bytes = 1000 is not supported by this version yet: it must be unlimited, or not set">>},
-        {remote_max_age_ms, 1000, <<"remote_max_age_ms = 1000 is not supported by this version yet: it must be unlimited, or not set">>},
         {gc_enabled, true, <<"gc_enabled = true is not supported by this version yet: it must be false, or not set">>},
         {pinned_segment_bytes, 0, <<"pinned_segment_bytes = 0 is not supported by this version yet: it must be 2147483648, or not set">>}
     ],

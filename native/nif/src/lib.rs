@@ -13,6 +13,7 @@ mod mailbox;
 mod pure;
 mod requests;
 mod term;
+mod upkeep;
 
 /// Version of the interface that `rabbitmq_stream_s3_nif.erl` was written for; both change together.
 const ABI_VERSION: u32 = 1;

@@ -6,6 +6,7 @@ mod core;
 mod decision;
 mod failure;
 mod manifest;
+mod upkeep;
 mod work;
 
 use rustler::types::tuple;
@@ -23,6 +24,9 @@ pub(crate) use failure::{Failed, Panicked, Reason, transfer_error};
 pub(crate) use manifest::{
     apply_edit_bytes, edit, entries_list, entries_term, fetched, format_error, group_kind, limits,
     lookup, manifest, manifest_term, new_edit, object_key, retention, whole_manifest,
+};
+pub(crate) use upkeep::{
+    candidate, gc_limits, gc_stream, offsets, one_or_all, parsed_key, prefix, verdict,
 };
 pub(crate) use work::{
     StoreAnswer, burst, concurrency, governor_info, governor_options, iodata, page_size, part,

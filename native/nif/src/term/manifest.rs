@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustler::types::tuple;
 use rustler::{Atom, Binary, Encoder, Env, NewBinary, NifResult, ResourceArc, Term};
 use stream_s3_core::error::FormatError;
-use stream_s3_core::key::{self, Prefix, StreamId};
+use stream_s3_core::key::{self, StreamId};
 use stream_s3_core::manifest::{
     ENTRY_SIZE, Edit, Entries, Entry, EntryKind, FragmentRef, GroupRef, Lookup, Manifest,
     ObjectRef, Retention, RetentionLimits, SearchError, decode_entries, new_total, splice_range,
@@ -334,8 +334,7 @@ pub(crate) fn fetched(term: Term<'_>) -> NifResult<Result<Vec<Entry>, Term<'_>>>
 
 /// The key of what `{fragment, Offset, Uid}`, `{root, Epoch, Uid}` or `{group, Kind, Offset, Uid}` names.
 pub(crate) fn object_key(prefix: Term, stream: &StreamId, object: Term) -> NifResult<String> {
-    let prefix: &str = need(prefix, "prefix", "a binary")?;
-    let prefix = Prefix::parse(prefix).map_err(|error| misuse(format!("prefix: {error}")))?;
+    let prefix = super::prefix(prefix)?;
     let parts = tuple::get_tuple(object).unwrap_or_default();
     match parts.as_slice() {
         [tag, at, id] if is(*tag, atoms::fragment()) => Ok(key::fragment(
