@@ -57,7 +57,15 @@ what_is_kept_are_the_records_and_the_objects(Config) ->
 settings_that_cannot_be_meant_end_with_status_1(_Config) ->
     [
         ?assertEqual({Setting, 1}, {Setting, demo([Setting])})
-     || Setting <- [{"STORE", "disk"}, {"MB", "many"}, {"MB", "0"}, {"STREAMS", "-1"}, {"STREAMS", "3x"}, {"KEEP", "/proc/version"}, {"KEEP", "/proc"}]
+     || Setting <- [
+            {"STORE", "disk"},
+            {"MB", "many"},
+            {"MB", "0"},
+            {"STREAMS", "-1"},
+            {"STREAMS", "3x"},
+            {"KEEP", "/proc/version"},
+            {"KEEP", "/proc"}
+        ]
     ].
 
 %% On a node of its own: the demo starts and stops applications, and sets the log level.
@@ -88,7 +96,8 @@ a_changed_byte_is_told(_Config) ->
 
 a_record_of_another_stream_is_told(_Config) ->
     <<_, Rest/binary>> = record(0),
-    ?assertError({demo, <<"s">>, "something that is no record of this stream came in place of record 0"}, chunk(0, [<<9, Rest/binary>>], new())).
+    Text = "something that is no record of this stream came in place of record 0",
+    ?assertError({demo, <<"s">>, Text}, chunk(0, [<<9, Rest/binary>>], new())).
 
 a_gap_of_offsets_is_told(_Config) ->
     Check = chunk(0, [record(0)], new()),

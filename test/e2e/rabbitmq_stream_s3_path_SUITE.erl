@@ -1,5 +1,5 @@
-%% The whole way of a record, with nothing left out: a real osiris writer, the application, a bucket. What comes to lie in the bucket
-%% is compared byte for byte with the segment files, and verified by the command `stream-s3' besides.
+%% The whole way of a record, with nothing left out: a real osiris writer, the application, a bucket. What comes to lie in
+%% the bucket is compared byte for byte with the segment files, and verified by the command `stream-s3' besides.
 -module(rabbitmq_stream_s3_path_SUITE).
 
 -include("rabbitmq_stream_s3.hrl").
@@ -40,7 +40,8 @@ groups() ->
 %% The world lives as long as the process that runs this function, and Common Test ends that at once: so it gets one of its own.
 init_per_group(Store, Config) ->
     Dir = filename:join(?config(priv_dir, Config), atom_to_list(Store)),
-    Keeper = stream_s3_keeper:start(fun() -> stream_s3_world:start(#{store => Store, dir => Dir, env => #{persist_interval_ms => 50}}) end),
+    Options = #{store => Store, dir => Dir, env => #{persist_interval_ms => 50}},
+    Keeper = stream_s3_keeper:start(fun() -> stream_s3_world:start(Options) end),
     World = stream_s3_keeper:value(Keeper),
     [{keeper, Keeper}, {world, World}, {bucket, stream_s3_world:bucket(World)} | Config].
 

@@ -93,7 +93,8 @@ a_store_that_cannot_be_opened_is_refused_by_the_setting(Config) ->
     [
         ?assertEqual(refused(iolist_to_binary(Text)), stream_s3_world:try_application(Settings))
      || {Settings, Text} <- [
-            {#{store => fs, fs_dir => "relative"}, "fs_dir: \"relative\" is not an absolute path; the node's working directory is nobody's choice"},
+            {#{store => fs, fs_dir => "relative"},
+                "fs_dir: \"relative\" is not an absolute path; the node's working directory is nobody's choice"},
             {S3#{endpoint => "localhost:9000"}, "endpoint: must be a URL that begins with http:// or https://"},
             {S3#{bucket => "a/b"}, "bucket: \"a/b\" is not a bucket's name"},
             {S3#{ca_file => Nowhere}, ["ca_file: ", Nowhere, ": No such file or directory (os error 2)"]},
@@ -112,7 +113,12 @@ a_bucket_that_is_not_there(Config) ->
         Cause = <<"the store has no such bucket (HTTP 404)">>,
         Writer = start(Config, S3#{bucket => <<"missing">>}),
         assert_waiting(Config, Writer, uploading, Cause),
-        await_log(Config, warning, ["the object store cannot be used, uploads wait: list ", Place, " was answered with 404 NoSuchBucket: The specified bucket does not exist (create the bucket, or correct the setting bucket)"]),
+        await_log(Config, warning, [
+            "the object store cannot be used, uploads wait: list ",
+            Place,
+            " was answered with 404 NoSuchBucket: The specified bucket does not exist",
+            " (create the bucket, or correct the setting bucket)"
+        ]),
         ok = stream_s3_s3local:create_bucket(Server, "missing"),
         assert_resumed(Config, Writer, uploading)
     end).

@@ -19,7 +19,15 @@ start_one(Name) ->
         name => lists:concat([Name, "_", erlang:phash2(node()), "_", erlang:unique_integer([positive])]),
         host => "localhost",
         connection => standard_io,
-        args => ["-setcookie", atom_to_list(erlang:get_cookie()), "-kernel", "prevent_overlapping_partitions", "false", "-pa" | Paths]
+        args => [
+            "-setcookie",
+            atom_to_list(erlang:get_cookie()),
+            "-kernel",
+            "prevent_overlapping_partitions",
+            "false",
+            "-pa"
+            | Paths
+        ]
     }),
     ok = erpc:call(Node, logger, set_primary_config, [level, none]),
     {{Pid, Node}, Node}.
