@@ -11,7 +11,7 @@ export STREAM_S3_S3LOCAL := $(TARGET)/release/s3local
 export STREAM_S3_CLI := $(TARGET)/release/stream-s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo shell test test-deep ct-file fuzz bench-core check fmt doc clean
+.PHONY: help setup build demo shell test test-deep ct-file soak fuzz bench-core check fmt doc clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

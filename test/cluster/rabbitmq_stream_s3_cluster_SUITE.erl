@@ -1,0 +1,309 @@
+%% Three nodes whose metadata stores are one, three members of a stream on them, and something that goes wrong while the stream
+%% is written to. Afterwards the bucket must be the log: all that was confirmed and acknowledged, and nothing else.
+%%
+%% With the environment variable STREAM_S3_DEEP the repeated cases repeat more.
+-module(rabbitmq_stream_s3_cluster_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-include("rabbitmq_stream_s3.hrl").
+
+-export([all/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_testcase/2, end_per_testcase/2]).
+-export([
+    a_stream_whose_leader_moves_is_tiered_without_loss/1,
+    a_writers_node_that_is_killed_takes_nothing_with_it/1,
+    a_deposed_writer_that_goes_on_loses_against_the_new_one/1,
+    a_stream_deleted_during_an_upload_is_left_alone/1,
+    an_application_that_is_stopped_and_started_under_load_goes_on/1
+]).
+
+-define(TIMEOUT, 30000).
+-define(ENV, #{
+    store => fs,
+    fragment_target_size => 10000,
+    persist_interval_ms => 50,
+    rebalance_threshold => 16,
+    task_retry_delay_max_ms => 100,
+    upload_retry_delay_ms => 10,
+    upload_retry_delay_max_ms => 100
+}).
+
+suite() -> [{timetrap, {seconds, case os:getenv("STREAM_S3_DEEP") of false -> 120; _ -> 1200 end}}].
+
+all() ->
+    [
+        a_stream_whose_leader_moves_is_tiered_without_loss,
+        a_deposed_writer_that_goes_on_loses_against_the_new_one,
+        a_stream_deleted_during_an_upload_is_left_alone,
+        an_application_that_is_stopped_and_started_under_load_goes_on,
+        a_writers_node_that_is_killed_takes_nothing_with_it
+    ].
+
+times(Few, Many) ->
+    case os:getenv("STREAM_S3_DEEP") of
+        false -> Few;
+        _ -> Many
+    end.
+
+init_per_suite(Config) ->
+    Dir = ?config(priv_dir, Config),
+    Store = #{store => fs, fs_dir => unicode:characters_to_binary(filename:join(Dir, "bucket"))},
+    ok = filelib:ensure_path(maps:get(fs_dir, Store)),
+    Names = [lists:concat(["m", N, "_", erlang:unique_integer([positive])]) || N <- [1, 2, 3]],
+    Nodes = [start_node(Name, Dir, maps:merge(?ENV, Store)) || Name <- Names],
+    [ok = join(Node, hd(Nodes)) || Node <- tl(Nodes)],
+    [{nodes, Nodes}, {store, Store}, {bucket, stream_s3_bucket:open(Store)} | Config].
+
+%% Not linked: the processes of Common Test end with each function. The nodes end with this one.
+start_node(Name, Dir, Env) ->
+    Paths = [Path || Path <- code:get_path(), Path =/= "."],
+    {ok, _Peer, Node} = peer:start(#{
+        name => Name,
+        host => "localhost",
+        connection => standard_io,
+        args => ["-setcookie", atom_to_list(erlang:get_cookie()), "-kernel", "prevent_overlapping_partitions", "false", "-pa" | Paths]
+    }),
+    ok = call(Node, logger, set_primary_config, [level, none]),
+    ok = call(Node, stream_s3_osiris, start, [filename:join([Dir, Name, "osiris"])]),
+    ok = call(Node, stream_s3_world, start_application, [Env]),
+    Node.
+
+join(Node, First) ->
+    call(Node, khepri_cluster, join, [call(Node, rabbitmq_stream_s3_metadata, store_id, []), First]).
+
+end_per_suite(Config) ->
+    [ok = kill_node(Node) || Node <- ?config(nodes, Config)],
+    ok.
+
+init_per_testcase(Case, Config) ->
+    [A, B, C] = ?config(nodes, Config),
+    Stream = atom_to_binary(Case),
+    Conf = stream_s3_osiris:config(Stream, #{leader_node => A, replica_nodes => [B, C], max_segment_size_bytes => 100000}),
+    [{stream, Stream}, {conf, Conf} | Config].
+
+end_per_testcase(_Case, Config) ->
+    [ok = osiris:stop_member(Node, ?config(conf, Config)) || Node <- ?config(nodes, Config), lists:member(Node, nodes())],
+    ok.
+
+%% --- cases -----------------------------------------------------------------------------------------------------------
+
+a_stream_whose_leader_moves_is_tiered_without_loss(Config) ->
+    Member0 = start_stream(Config),
+    Load = start_load(Member0, Config),
+    Member = lists:foldl(
+        fun(_, Member) ->
+            ok = await_some_more(Member, Config),
+            Next = move(Member, ?config(nodes, Config), Config),
+            ok = lead(Load, Next),
+            Next
+        end,
+        Member0,
+        lists:seq(1, times(3, 20))
+    ),
+    ok = await_some_more(Member, Config),
+    assert_all_there(Load, Member, Config).
+
+a_writers_node_that_is_killed_takes_nothing_with_it(Config) ->
+    #{node := Node} = Member0 = start_stream(Config),
+    Load = start_load(Member0, Config),
+    ok = await_some_more(Member0, Config),
+    ok = kill_node(Node),
+    Member = move(Member0, ?config(nodes, Config) -- [Node], Config),
+    ok = lead(Load, Member),
+    ok = await_some_more(Member, Config),
+    assert_all_there(Load, Member, Config),
+    %% It comes back as a member of both the metadata store and the stream, without a reader.
+    [Name, _] = string:split(atom_to_list(Node), "@"),
+    Env = maps:merge(?ENV, ?config(store, Config)),
+    Node = start_node(Name, ?config(priv_dir, Config), Env),
+    #{writer := Writer, conf := Conf} = Member,
+    {ok, _} = osiris:start_replica(Node, Conf#{leader_pid => Writer}),
+    ok = call(Node, rabbitmq_stream_s3, reconcile, []),
+    ?assertMatch(#{state := not_tiered}, call(Node, rabbitmq_stream_s3, status, [?config(stream, Config)])),
+    ok = eventually(fun() -> tail(Node, Config) =:= tail(maps:get(node, Member), Config) end),
+    Member2 = move(Member, [Node], Config),
+    More = start_load(Member2, Config),
+    ok = await_some_more(Member2, Config),
+    _ = stream_s3_load:stop(More),
+    {End, _} = settled_bucket(Member2, Config),
+    ?assertEqual({0, End}, call(Node, rabbitmq_stream_s3, get_range, [?config(stream, Config)])).
+
+a_deposed_writer_that_goes_on_loses_against_the_new_one(Config) ->
+    Stream = ?config(stream, Config),
+    #{node := Old, writer := OldWriter, conf := Conf} = Member = start_stream(Config),
+    ok = write(Member, 0, 20),
+    ok = call(Old, stream_s3_world, settle, [Stream, 20, ?TIMEOUT]),
+    %% Committed, and not tiered yet when the next writer is elected: so both readers have something to persist.
+    OldReader = call(Old, rabbitmq_stream_s3_registry, whereis, [Stream]),
+    ok = sys:suspend(OldReader),
+    ok = write(Member, 20, 40),
+    Others = ?config(nodes, Config) -- [Old],
+    [ok = osiris:stop_member(Node, Conf) || Node <- Others],
+    %% One of the two may not have what the other two had committed.
+    [{_, Third}, {_, New}] = lists:sort([{tail(Node, Config), Node} || Node <- Others]),
+    Conf2 = Conf#{epoch => 2, leader_node => New, replica_nodes => [Old, Third]},
+    {ok, NewWriter} = osiris:start_writer(Conf2),
+    {ok, _} = osiris:start_replica(Third, Conf2#{leader_pid => NewWriter}),
+    ok = call(New, rabbitmq_stream_s3, reconcile, []),
+    Elected = #{node => New, writer => NewWriter, conf => Conf2},
+    ok = write(Elected, 60, 20),
+    ok = call(New, stream_s3_world, settle, [Stream, 80, ?TIMEOUT]),
+    {Root, Revision} = call(New, stream_s3_world, pointer, [Stream]),
+    %% The old one still holds the revision that it persisted, writes fragments and a root, and is refused.
+    ok = sys:resume(OldReader),
+    _ = call(Old, rabbitmq_stream_s3, force_cut, [Stream]),
+    ok = eventually(fun() -> fenced(call(Old, rabbitmq_stream_s3, status, [Stream])) end),
+    ?assert(call(Old, erlang, is_process_alive, [OldWriter])),
+    ?assertEqual({Root, Revision}, call(New, stream_s3_world, pointer, [Stream])),
+    ok = write(Elected, 80, 20),
+    {100, Bytes} = settled_bucket(Elected, Config),
+    ?assertEqual([stream_s3_load:record(N) || N <- lists:seq(0, 99)], records(Bytes)),
+    ok = osiris:stop_member(Old, Conf).
+
+%% By the status: it says so in words.
+fenced(#{problems := Problems}) ->
+    lists:any(fun(#{cause := Cause}) -> string:find(Cause, <<"later epoch 2 ">>) =/= nomatch end, Problems).
+
+a_stream_deleted_during_an_upload_is_left_alone(Config) ->
+    Stream = ?config(stream, Config),
+    #{node := Node} = Member = start_stream(Config),
+    ok = write(Member, 0, 20),
+    ok = call(Node, stream_s3_world, settle, [Stream, 20, ?TIMEOUT]),
+    %% From now on uploads wait to be admitted.
+    ok = call(Node, rabbitmq_stream_s3, set_transfer_rate, [1, 1]),
+    ok = write(Member, 20, 20),
+    _ = call(Node, rabbitmq_stream_s3, force_cut, [Stream]),
+    #{transfers_in_flight := InFlight} = call(Node, rabbitmq_stream_s3, status, [Stream]),
+    ?assert(InFlight > 0),
+    Reader = call(Node, rabbitmq_stream_s3_registry, whereis, [Stream]),
+    Monitor = monitor(process, Reader),
+    ok = call(Node, rabbitmq_stream_s3_metadata, delete, [Stream, ?TIMEOUT]),
+    ok = call(Node, rabbitmq_stream_s3, set_transfer_rate, [unlimited, undefined]),
+    receive
+        {'DOWN', Monitor, process, Reader, Reason} -> ?assertEqual({shutdown, stream_deleted}, Reason)
+    after ?TIMEOUT -> error(reader_is_still_there)
+    end,
+    [ok = call(N, rabbitmq_stream_s3, reconcile, []) || N <- ?config(nodes, Config)],
+    [?assertMatch(#{state := not_tiered}, call(N, rabbitmq_stream_s3, status, [Stream])) || N <- ?config(nodes, Config)],
+    {ok, Streams} = call(Node, rabbitmq_stream_s3_metadata, streams, [?TIMEOUT]),
+    ?assertNot(lists:member(Stream, Streams)),
+    ?assertEqual({error, unresolved}, call(Node, rabbitmq_stream_s3, get_range, [Stream])),
+    %% And writes go on as if it had never been tiered.
+    ok = write(Member, 40, 20).
+
+an_application_that_is_stopped_and_started_under_load_goes_on(Config) ->
+    #{node := Node} = Member = start_stream(Config),
+    Load = start_load(Member, Config),
+    [
+        begin
+            ok = await_some_more(Member, Config),
+            ok = call(Node, application, stop, [rabbitmq_stream_s3]),
+            ok = call(Node, rabbitmq_stream_s3, start, []),
+            ok = call(Node, rabbitmq_stream_s3, reconcile, [])
+        end
+     || _ <- lists:seq(1, times(5, 50))
+    ],
+    ok = await_some_more(Member, Config),
+    assert_all_there(Load, Member, Config).
+
+%% --- members ---------------------------------------------------------------------------------------------------------
+
+start_stream(Config) ->
+    #{leader_node := Node} = Conf = ?config(conf, Config),
+    Writer = call(Node, stream_s3_osiris, start_stream, [Conf]),
+    ok = call(Node, rabbitmq_stream_s3, reconcile, []),
+    #{node => Node, writer => Writer, conf => Conf}.
+
+%% As a coordinator does it: all members stop, and of a majority the one with the longest log leads in the next epoch. It is one of
+%% the given nodes, and not the leader so far.
+move(#{node := Leader, conf := #{epoch := Epoch} = Conf}, Candidates, Config) ->
+    Alive = [Node || Node <- ?config(nodes, Config), lists:member(Node, nodes())],
+    [ok = osiris:stop_member(Node, Conf) || Node <- Alive],
+    Logs = lists:sort([{tail(Node, Config), Node} || Node <- Alive, Node =/= Leader, Alive -- [Node] =/= []]),
+    {Longest, _} = lists:last(Logs),
+    [New | _] = [Node || {Tail, Node} <- Logs, Tail =:= Longest, lists:member(Node, Candidates)],
+    Conf2 = Conf#{epoch := Epoch + 1, leader_node := New, replica_nodes := ?config(nodes, Config) -- [New]},
+    {ok, Writer} = osiris:start_writer(Conf2),
+    [{ok, _} = osiris:start_replica(Node, Conf2#{leader_pid => Writer}) || Node <- Alive, Node =/= New],
+    ok = call(New, rabbitmq_stream_s3, reconcile, []),
+    #{node => New, writer => Writer, conf => Conf2}.
+
+tail(Node, Config) ->
+    {ok, Dir} = call(Node, application, get_env, [osiris, data_dir]),
+    {Range, Epochs} = call(Node, osiris_log, overview, [filename:join(Dir, ?config(stream, Config))]),
+    {case Epochs of [] -> -1; _ -> element(1, lists:last(Epochs)) end, case Range of empty -> -1; {_First, Last} -> Last end}.
+
+kill_node(Node) ->
+    true = erlang:monitor_node(Node, true),
+    [] = os:cmd("kill -9 " ++ call(Node, os, getpid, [])),
+    receive
+        {nodedown, Node} -> ok
+    after ?TIMEOUT -> error({not_dead, Node})
+    end.
+
+call(Node, Module, Function, Args) ->
+    erpc:call(Node, Module, Function, Args, 2 * ?TIMEOUT).
+
+%% --- load ------------------------------------------------------------------------------------------------------------
+
+start_load(#{writer := Writer, node := Node}, Config) ->
+    stream_s3_load:start(?config(stream, Config), Writer, Node).
+
+lead(Load, #{writer := Writer, node := Node}) ->
+    stream_s3_load:lead(Load, Writer, Node).
+
+write(#{node := Node, writer := Writer}, From, Count) ->
+    call(Node, stream_s3_osiris, write, [Writer, [stream_s3_load:record(N) || N <- lists:seq(From, From + Count - 1)]]).
+
+%% Until what is committed after now is tiered, too.
+await_some_more(#{node := Node, writer := Writer}, Config) ->
+    Offset = call(Node, stream_s3_osiris, next_offset, [Writer]) + 50,
+    ?assertEqual(ok, call(Node, rabbitmq_stream_s3_replica_reader, await_offset, [?config(stream, Config), Offset, ?TIMEOUT])),
+    ok.
+
+%% Of a status, which nobody announces.
+eventually(IsSo) ->
+    eventually(IsSo, erlang:monotonic_time(millisecond) + ?TIMEOUT).
+
+eventually(IsSo, Deadline) ->
+    case IsSo() of
+        true ->
+            ok;
+        false ->
+            ?assert(erlang:monotonic_time(millisecond) < Deadline),
+            receive
+            after 20 -> eventually(IsSo, Deadline)
+            end
+    end.
+
+%% --- what must hold --------------------------------------------------------------------------------------------------
+
+assert_all_there(Load, Member, Config) ->
+    #{confirmed := Confirmed, acknowledged := Acknowledged} = stream_s3_load:stop(Load),
+    {End, Bytes} = settled_bucket(Member, Config),
+    ?assert(Acknowledged > 0),
+    ?assert(Acknowledged =< End),
+    Records = records(Bytes),
+    Numbers = [Number || <<Number:64, _/binary>> <- Records],
+    %% Each at most once and in the order of writing; the bytes are those written; and of the confirmed ones none is missing.
+    ?assertEqual(lists:usort(Numbers), Numbers),
+    ?assertEqual([], [N || {N, Record} <- lists:zip(Numbers, Records), Record =/= stream_s3_load:record(N)]),
+    ?assertEqual([], Confirmed -- Numbers).
+
+records(Bytes) ->
+    lists:append([stream_s3_chunks:records(Chunk) || Chunk <- stream_s3_chunks:all(Bytes)]).
+
+%% The bucket when all is tiered: byte for byte the log of the leader, all of which is committed by then.
+settled_bucket(#{node := Node, writer := Writer}, Config) ->
+    Stream = ?config(stream, Config),
+    End = call(Node, stream_s3_osiris, next_offset, [Writer]),
+    ok = call(Node, stream_s3_world, settle, [Stream, End, ?TIMEOUT]),
+    {Pointer, _Revision} = call(Node, stream_s3_world, pointer, [Stream]),
+    ok = stream_s3_cli:verify(?config(store, Config), Stream, Pointer),
+    {Manifest, Fragments} = stream_s3_bucket:fragments(?config(bucket, Config), Stream, Pointer),
+    ?assertEqual({0, End}, {Manifest#manifest.first_offset, Manifest#manifest.next_offset}),
+    Remote = iolist_to_binary([stream_s3_bucket:chunk_bytes(?config(bucket, Config), Fragment) || Fragment <- Fragments]),
+    #{bytes := Local} = stream_s3_chunks:of_log(call(Node, stream_s3_osiris, dir, [Writer])),
+    ?assertEqual({byte_size(Local), erlang:md5(Local)}, {byte_size(Remote), erlang:md5(Remote)}),
+    {End, Remote}.
