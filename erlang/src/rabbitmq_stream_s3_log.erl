@@ -64,16 +64,26 @@ writers() ->
 id(Name) when is_binary(Name) -> Name;
 id(Name) when is_list(Name) -> unicode:characters_to_binary(Name).
 
-%% @doc The context of a local writer. A writer that is still recovering answers late, hence the limit in milliseconds.
+%% @doc The context of a local writer, once it has recovered its log. A writer that is still at it answers late, hence the
+%% limit in milliseconds; `unknown_epoch': it has not answered.
 -spec context(pid(), timeout()) -> {ok, context()} | {error, term()}.
 context(Writer, Timeout) ->
     %% osiris keeps the row of a writer that was killed.
     case is_process_alive(Writer) of
-        true ->
-            rabbitmq_stream_s3_task:call(fun() -> osiris_util:get_reader_context(Writer) end, Timeout);
-        false ->
-            {error, no_process}
+        true -> answered(rabbitmq_stream_s3_task:call(fun() -> recovered(Writer) end, Timeout));
+        false -> {error, no_process}
     end.
+
+answered({ok, _} = Ok) -> Ok;
+answered({error, timeout}) -> {error, unknown_epoch};
+answered({error, {exit, _NoAnswer}}) -> {error, unknown_epoch};
+answered({error, _} = Error) -> Error.
+
+%% A starting writer shows its context before it has set its epoch and its committed offset, and may show those of the
+%% writer before it. It takes calls only afterwards, so any call waits for the right ones.
+recovered(Writer) ->
+    _ = osiris_writer:query_replication_state(Writer),
+    osiris_util:get_reader_context(Writer).
 
 %% @doc The epoch in which the writer writes.
 -spec epoch(context()) -> {ok, non_neg_integer()} | {error, unknown_epoch}.
