@@ -1,0 +1,359 @@
+//! What everything in a world shares: time, what is to come, randomness, faults, stores, logs, and the oracle.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use stream_s3_core::admission::Admission;
+use stream_s3_core::error::TransferError;
+use stream_s3_core::fragment::FragmentMeta;
+use stream_s3_core::invariants::{Check, Violation};
+use stream_s3_core::key::{Prefix, StreamId};
+use stream_s3_core::manifest::Manifest;
+use stream_s3_core::units::Uid;
+
+use crate::bucket::{self, Bucket, Fate, StoreAnswer, StoreError, StoreOp};
+use crate::cluster::Cluster;
+use crate::coverage::Coverage;
+use crate::metadata::{self, MetaAnswer, MetaFate, MetaOp, Metadata};
+use crate::oracle::Oracle;
+use crate::plan::{Limits, Plan};
+use crate::reader::Msg;
+use crate::replica::{Replica, Sent};
+use crate::rng::Rng;
+use crate::tasks::Task;
+use crate::twin::Twin;
+
+/// Names a process.
+pub(crate) type Pid = u64;
+/// Names a task.
+pub(crate) type TaskId = u64;
+/// Names an attempt to transfer a fragment.
+pub(crate) type AttemptId = u64;
+/// Names a timer.
+pub(crate) type TimerId = u64;
+
+/// Who waits for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The call of that number.
+    Task(TaskId, u32),
+    /// With the uid of its object.
+    Attempt(usize, AttemptId, Uid),
+    Gc(u64),
+    Nobody,
+}
+
+/// What happens to the world at some moment.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Write,
+    Replicate(usize),
+    Flush(usize),
+    Trim,
+    Nemesis,
+    Elect,
+    Join(usize),
+    Up(usize),
+    Reconnect(usize),
+    Reconcile(usize),
+    Client,
+    DeleteStream,
+    WriterEnds(usize),
+    Calm,
+    Gc,
+    GcDelete(Vec<(String, u64)>),
+    Look,
+    StoreApply {
+        op: StoreOp,
+        origin: Origin,
+        /// What is answered, and after how long.
+        reply: Option<(u64, Option<TransferError>)>,
+    },
+    StoreReply(Origin, StoreAnswer),
+    MetaApply {
+        op: MetaOp,
+        origin: Origin,
+        reply: Option<u64>,
+    },
+    MetaReply(Origin, MetaAnswer),
+    Reader(Pid, Msg),
+    CallTimeout(TaskId, u32),
+    Governor(usize),
+    OpenFiles(usize, AttemptId),
+    Replica(usize, Rc<Sent>),
+    Resync(usize),
+}
+
+/// What a node's table of manifests has for the stream.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum Cached {
+    #[default]
+    Unknown,
+    Pending,
+    Known(Manifest),
+}
+
+/// An attempt that the governor has.
+#[derive(Debug)]
+pub(crate) struct Attempt {
+    pub(crate) reader: Pid,
+    pub(crate) meta: Rc<FragmentMeta>,
+}
+
+/// A node's part outside of readers.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) governor: Admission<AttemptId>,
+    pub(crate) attempts: BTreeMap<AttemptId, Attempt>,
+    pub(crate) cached: Cached,
+    pub(crate) replica: Replica,
+}
+
+impl Node {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        Self {
+            governor: Admission::new(plan.rate, plan.burst, plan.permits),
+            attempts: BTreeMap::new(),
+            cached: Cached::Unknown,
+            replica: Replica::default(),
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Env {
+    /// Milliseconds, monotonic.
+    pub(crate) now: u64,
+    /// What the wall clock shows besides.
+    pub(crate) skew: i64,
+    pub(crate) rng: Rng,
+    pub(crate) plan: Plan,
+    pub(crate) twin: Option<Twin>,
+    pub(crate) prefix: Prefix,
+    pub(crate) stream: StreamId,
+    pub(crate) cluster: Cluster,
+    pub(crate) bucket: Bucket,
+    pub(crate) metadata: Metadata,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) tasks: BTreeMap<TaskId, Task>,
+    /// Who wants to be told by the writer of a node that a chunk is committed.
+    pub(crate) listeners: Vec<(usize, Pid, u64)>,
+    pub(crate) oracle: Oracle,
+    pub(crate) coverage: Coverage,
+    pub(crate) violation: Option<Violation>,
+    /// Lines, where somebody wants to read them.
+    pub(crate) trace: Option<Vec<String>>,
+    /// Faults are over.
+    pub(crate) calm: bool,
+    pub(crate) faults: u64,
+    most_faults: u64,
+    queue: BTreeMap<(u64, u64), Event>,
+    next_id: u64,
+}
+
+impl Env {
+    pub(crate) fn new(seed: u64, limits: Limits, traced: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let plan = Plan::new(&mut rng);
+        Self {
+            now: 0,
+            skew: 1_700_000_000_000,
+            twin: limits.twin,
+            prefix: Prefix::default(),
+            // The text is valid.
+            stream: StreamId::parse("s_1").unwrap_or_else(|_| unreachable!()),
+            cluster: Cluster::new(plan.segment_bytes),
+            bucket: Bucket::default(),
+            metadata: Metadata::new(),
+            nodes: (0..crate::cluster::MEMBERS)
+                .map(|_| Node::new(&plan))
+                .collect(),
+            tasks: BTreeMap::new(),
+            listeners: Vec::new(),
+            oracle: Oracle::default(),
+            coverage: Coverage::default(),
+            violation: None,
+            trace: traced.then(Vec::new),
+            calm: false,
+            faults: 0,
+            most_faults: limits.faults,
+            queue: BTreeMap::new(),
+            next_id: 1,
+            rng,
+            plan,
+        }
+    }
+
+    /// A name that nothing else in this world has.
+    pub(crate) fn fresh(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    pub(crate) fn is(&self, twin: Twin) -> bool {
+        self.twin == Some(twin)
+    }
+
+    /// What the wall clock shows.
+    pub(crate) fn clock(&self) -> i64 {
+        self.skew + self.now as i64
+    }
+
+    pub(crate) fn after(&mut self, delay: u64, event: Event) {
+        let id = self.fresh();
+        self.queue.insert((self.now + delay, id), event);
+    }
+
+    /// A message, which takes a moment: those of different senders may overtake each other.
+    pub(crate) fn send(&mut self, reader: Pid, msg: Msg) {
+        let delay = self.rng.between(0, 2);
+        self.after(delay, Event::Reader(reader, msg));
+    }
+
+    /// The next event, with the time set to its moment.
+    pub(crate) fn next(&mut self) -> Option<Event> {
+        let ((at, _), event) = self.queue.pop_first()?;
+        self.now = at;
+        Some(event)
+    }
+
+    pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
+        let now = self.now;
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{now:>7} {}", line()));
+        }
+    }
+
+    /// Records a violation; the first one counts.
+    pub(crate) fn check(&mut self, check: Check) {
+        if let Err(violation) = check {
+            self.note(|| format!("VIOLATION {violation}"));
+            self.violation.get_or_insert(violation);
+        }
+    }
+
+    pub(crate) fn violate(&mut self, invariant: u8, what: String) {
+        self.check(Err(Violation { invariant, what }));
+    }
+
+    /// Whether something goes wrong now.
+    pub(crate) fn fault(&mut self, per_mille: u64) -> bool {
+        let hit = self.rng.chance(per_mille);
+        if !hit || self.calm || self.faults >= self.most_faults {
+            return false;
+        }
+        self.faults += 1;
+        true
+    }
+
+    pub(crate) fn store(&mut self, op: StoreOp, origin: Origin) {
+        let fate = if self.bucket.down_until > self.now {
+            self.coverage.hit("store down");
+            if self.rng.chance(500) {
+                Fate::Lost
+            } else {
+                let error = TransferError::Connection;
+                Fate::Refused { after: 1, error }
+            }
+        } else if self.fault(self.plan.store_faults) {
+            let (name, fate) = bucket::misfortune(&mut self.rng);
+            self.coverage.hit(name);
+            fate
+        } else {
+            bucket::smooth(&mut self.rng)
+        };
+        self.note(|| format!("store  {} {origin:?} {fate:?}", name_of(&op)));
+        match fate {
+            Fate::Done { after, reply } => {
+                let reply = Some((reply, None));
+                self.after(after, Event::StoreApply { op, origin, reply });
+            }
+            Fate::Refused { after, error } => {
+                let answer = Err(StoreError::Failed(error));
+                self.after(after, Event::StoreReply(origin, answer));
+            }
+            Fate::Lost => {}
+            Fate::ReplyLost { after, error } => {
+                let reply = Some((0, Some(error)));
+                self.after(after, Event::StoreApply { op, origin, reply });
+            }
+            Fate::Late { after } => {
+                let reply = None;
+                self.after(after, Event::StoreApply { op, origin, reply });
+            }
+        }
+    }
+
+    pub(crate) fn metadata(&mut self, op: MetaOp, origin: Origin) {
+        let fate = if self.metadata.minority_until > self.now {
+            self.coverage.hit("metadata minority");
+            // A command may wait in the log of a member until there is a majority again.
+            if self.rng.chance(200) {
+                let after = self.metadata.minority_until - self.now;
+                MetaFate::Silent { after }
+            } else {
+                MetaFate::Lost
+            }
+        } else if self.fault(self.plan.metadata_faults) {
+            let (name, fate) = metadata::misfortune(&mut self.rng);
+            self.coverage.hit(name);
+            fate
+        } else {
+            metadata::smooth(&mut self.rng)
+        };
+        self.note(|| format!("meta   {op:?} {origin:?} {fate:?}"));
+        match fate {
+            MetaFate::Done { after, reply } => {
+                let reply = Some(reply);
+                self.after(after, Event::MetaApply { op, origin, reply });
+            }
+            MetaFate::Lost => {}
+            MetaFate::Silent { after } => {
+                let reply = None;
+                self.after(after, Event::MetaApply { op, origin, reply });
+            }
+        }
+    }
+
+    /// Asks the writer of a node for one message as soon as the chunk that starts at `offset` is committed.
+    pub(crate) fn listen(&mut self, node: usize, reader: Pid, offset: u64) {
+        self.listeners.push((node, reader, offset));
+        self.notify();
+    }
+
+    /// Tells those who listen.
+    pub(crate) fn notify(&mut self) {
+        let members = &self.cluster.members;
+        let (ready, rest) = std::mem::take(&mut self.listeners)
+            .into_iter()
+            .partition(|(node, _, offset)| {
+                members[*node].writer.is_none_or(|writer| {
+                    u64::try_from(writer.committed).is_ok_and(|committed| committed >= *offset)
+                })
+            });
+        self.listeners = rest;
+        let ready: Vec<(usize, Pid, u64)> = ready;
+        for (node, reader, _) in ready {
+            // A writer that has ended takes its listeners along.
+            if self.cluster.members[node].writer.is_some() {
+                self.send(reader, Msg::Listened);
+            }
+        }
+    }
+
+    /// Publishes a manifest on a node.
+    pub(crate) fn publish(&mut self, node: usize, manifest: Manifest) {
+        let check = self.oracle.published(&manifest);
+        self.check(check);
+        self.nodes[node].cached = Cached::Known(manifest);
+    }
+}
+
+fn name_of(op: &StoreOp) -> String {
+    match op {
+        StoreOp::Put { key, body } => format!("PUT {key} ({} bytes)", body.len()),
+        StoreOp::Get { key, part } => format!("GET {key} {part:?}"),
+        StoreOp::Delete { keys } => format!("DELETE {}", keys.join(" ")),
+        StoreOp::List { prefix } => format!("LIST {prefix}"),
+    }
+}

@@ -1,0 +1,513 @@
+//! What is true: the committed log, and what the stores hold. Nothing here is told by the code under test; whoever runs it asks whether what it did
+//! fits.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use stream_s3_core::chunk::ChunkHeader;
+use stream_s3_core::fragment::{
+    FragmentMeta, INDEX_RECORD_SIZE, OBJECT_HEADER, check_object_header, decode_index,
+};
+use stream_s3_core::invariants::{self, Check, Listed, Violation};
+use stream_s3_core::key;
+use stream_s3_core::manifest::{Entry, Manifest, ObjectRef, decode_group, decode_root};
+use stream_s3_core::units::{Epoch, Offset, Revision, Uid};
+
+use crate::bucket::Body;
+use crate::cluster::{StoredChunk, Writer};
+use crate::env::Env;
+use crate::metadata::RootEntry;
+
+type Identity = (u64, u64, u32);
+
+/// A fragment object, taken apart.
+#[derive(Debug)]
+pub(crate) struct Parsed {
+    first: u64,
+    next: u64,
+    size: u64,
+    chunks: Vec<Identity>,
+}
+
+/// A fragment that the current manifest lists.
+#[derive(Debug, Clone)]
+struct Live {
+    key: String,
+    parsed: Rc<Parsed>,
+}
+
+/// What metadata and bucket say that the tier is.
+#[derive(Debug, Clone)]
+pub(crate) struct Tier {
+    pub(crate) manifest: Manifest,
+    entry: RootEntry,
+    fragments: Vec<Live>,
+    /// Keys that must stay.
+    keys: BTreeSet<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Waits,
+    Answered,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Oracle {
+    /// Every chunk that was ever committed.
+    chunks: BTreeMap<Identity, Rc<StoredChunk>>,
+    /// The committed log, retention left aside.
+    truth: BTreeMap<u64, Rc<StoredChunk>>,
+    /// How often committed chunks were lost.
+    pub(crate) losses: u64,
+    pub(crate) tier: Option<Tier>,
+    /// Every persisted manifest.
+    pub(crate) history: Vec<Manifest>,
+    parsed: BTreeMap<String, Rc<Parsed>>,
+    anchored: bool,
+    waiters: BTreeMap<u64, (u64, Call)>,
+    /// Where the writer of an epoch runs.
+    nodes: BTreeMap<u64, usize>,
+}
+
+fn fail(invariant: u8, what: impl Into<String>) -> Check {
+    Err(Violation {
+        invariant,
+        what: what.into(),
+    })
+}
+
+impl Oracle {
+    /// The end of the committed log.
+    pub(crate) fn end(&self) -> u64 {
+        self.truth.last_key_value().map_or(0, |(_, c)| c.next())
+    }
+
+    /// INV-5: what is published was persisted, under its revision.
+    pub(crate) fn published(&self, manifest: &Manifest) -> Check {
+        if manifest.revision == Revision(0) {
+            return invariants::gate(manifest, &Manifest::default());
+        }
+        match self
+            .history
+            .iter()
+            .find(|persisted| persisted.revision == manifest.revision)
+        {
+            Some(persisted) => invariants::gate(manifest, persisted),
+            None => fail(
+                5,
+                format!("published revision {} is not there", manifest.revision),
+            ),
+        }
+    }
+
+    pub(crate) fn asked(&mut self, waiter: u64, offset: u64) {
+        self.waiters.insert(waiter, (offset, Call::Waits));
+    }
+
+    pub(crate) fn reader_down(&mut self, waiter: u64) {
+        self.waiters.remove(&waiter);
+    }
+
+    /// Whether the tier has a chunk that the committed log does not.
+    fn is_phantom(&self, tier: &Tier) -> Option<Identity> {
+        let mut all = tier.fragments.iter().flat_map(|live| &live.parsed.chunks);
+        all.find(|identity| self.truth.get(&identity.0).map(|c| c.identity()) != Some(**identity))
+            .copied()
+    }
+
+    /// Callers that should have been answered.
+    pub(crate) fn forgotten(&self) -> Option<u64> {
+        let next = self.tier.as_ref().map(|tier| tier.manifest.next_offset.0)?;
+        self.waiters
+            .values()
+            .find(|(offset, call)| *call == Call::Waits && *offset <= next)
+            .map(|(offset, _)| *offset)
+    }
+
+    fn parse(&mut self, key: &str, body: &Body) -> Result<Rc<Parsed>, Violation> {
+        if let Some(parsed) = self.parsed.get(key) {
+            return Ok(parsed.clone());
+        }
+        let parsed = Rc::new(self.take_apart(key, body)?);
+        self.parsed.insert(key.to_string(), parsed.clone());
+        Ok(parsed)
+    }
+
+    /// INV-2 and INV-3: a fragment object is well-formed and holds committed chunks, byte for byte.
+    fn take_apart(&self, key: &str, body: &Body) -> Result<Parsed, Violation> {
+        let bad = |invariant, what: String| Violation {
+            invariant,
+            what: format!("{key}: {what}"),
+        };
+        check_object_header(body).map_err(|e| bad(2, e.to_string()))?;
+        let (mut at, mut chunks, mut positions) = (OBJECT_HEADER.len(), Vec::new(), Vec::new());
+        let mut next = None;
+        while at + chunks.len() * INDEX_RECORD_SIZE < body.len() {
+            let header = ChunkHeader::decode(&body[at..]).map_err(|e| bad(2, e.to_string()))?;
+            let end = at + header.len_in_segment() as usize;
+            let identity = (header.chunk_id.0, header.epoch.0, header.crc);
+            let Some(chunk) = self.chunks.get(&identity) else {
+                return Err(bad(
+                    3,
+                    format!("chunk {identity:?} was never committed: a phantom"),
+                ));
+            };
+            if body.get(at..end) != Some(&chunk.bytes[..]) {
+                return Err(bad(2, format!("chunk {identity:?} has other bytes")));
+            }
+            if next.is_some_and(|next| next != header.chunk_id.0) {
+                return Err(bad(4, format!("a gap in front of chunk {identity:?}")));
+            }
+            next = Some(header.next_chunk_id().0);
+            positions.push((header.chunk_id, (at - OBJECT_HEADER.len()) as u32));
+            chunks.push(identity);
+            at = end;
+        }
+        let index = decode_index(&body[at..]).map_err(|e| bad(2, e.to_string()))?;
+        let said: Vec<_> = index.iter().map(|r| (r.chunk_id, r.position)).collect();
+        if said != positions {
+            return Err(bad(2, "the index does not fit the chunks".into()));
+        }
+        Ok(Parsed {
+            first: chunks.first().map_or(0, |chunk| chunk.0),
+            next: next.unwrap_or(0),
+            size: (at - OBJECT_HEADER.len()) as u64,
+            chunks,
+        })
+    }
+}
+
+impl Env {
+    // --- the log -----------------------------------------------------------------------------------------------------
+
+    /// The commit offset has moved.
+    pub(crate) fn committed(&mut self) {
+        let Some((leader, writer)) = self.cluster.current() else {
+            return;
+        };
+        let member = &self.cluster.members[leader];
+        let committed = u64::try_from(writer.committed).unwrap_or(0);
+        'segments: for segment in member.segments.iter().rev() {
+            for (chunk, _) in segment.borrow().chunks.iter().rev() {
+                if chunk.id > committed {
+                    continue;
+                }
+                let known = self.oracle.truth.insert(chunk.id, chunk.clone());
+                if known.is_some_and(|known| known.identity() == chunk.identity()) {
+                    break 'segments;
+                }
+                self.oracle.chunks.insert(chunk.identity(), chunk.clone());
+            }
+        }
+    }
+
+    /// A writer was elected. What it lacks of the committed log is lost.
+    pub(crate) fn elected(&mut self) {
+        let Some((leader, writer)) = self.cluster.current() else {
+            return;
+        };
+        self.oracle.nodes.insert(writer.epoch, leader);
+        let member = &self.cluster.members[leader];
+        let first = member.range().first.unwrap_or(0);
+        let lost = self
+            .oracle
+            .truth
+            .range(first..)
+            .find(|(id, chunk)| {
+                member.chunk_at(**id).map(|found| found.identity()) != Some(chunk.identity())
+            })
+            .map(|(id, _)| *id);
+        if let Some(lost) = lost {
+            self.oracle.truth.split_off(&lost);
+            self.oracle.losses += 1;
+            self.coverage.hit("committed chunks lost");
+            self.note(|| format!("all committed chunks from {lost} on are lost"));
+        }
+    }
+
+    /// INV-3: what is about to be uploaded is committed.
+    pub(crate) fn drained(&mut self, node: usize, meta: &FragmentMeta) {
+        let mut found = Ok(());
+        for segment in &self.cluster.members[node].segments {
+            for (chunk, _) in &segment.borrow().chunks {
+                let inside = (meta.first_offset.0..meta.next_offset.0).contains(&chunk.id);
+                if inside && !self.oracle.chunks.contains_key(&chunk.identity()) {
+                    let identity = chunk.identity();
+                    found = fail(3, format!("chunk {identity:?} drained, but not committed"));
+                }
+            }
+        }
+        self.check(found);
+    }
+
+    /// INV-9 of the local log: the current writer's reader deletes only what is tiered.
+    pub(crate) fn local_deleted(&mut self, writer: Writer, below: Offset) {
+        let current = self.cluster.current().map(|(_, current)| current.id);
+        let next = self
+            .oracle
+            .tier
+            .as_ref()
+            .map_or(Offset(0), |t| t.manifest.next_offset);
+        if current == Some(writer.id) && self.metadata.queue && below > next {
+            self.violate(
+                9,
+                format!("local segments up to {below} deleted, tiered up to {next}"),
+            );
+        }
+    }
+
+    /// INV-5 for those who wait: what they are told is so.
+    pub(crate) fn answer_waiter(&mut self, node: usize, writer: Writer, waiter: u64) {
+        let Some((offset, call)) = self.oracle.waiters.get_mut(&waiter) else {
+            return;
+        };
+        let offset = *offset;
+        *call = Call::Answered;
+        let current = self.cluster.current();
+        let is_current = current.map(|(_, current)| current.id) == Some(writer.id);
+        let holds = if is_current && self.metadata.queue {
+            self.oracle.tier.as_ref().is_some_and(|tier| {
+                tier.manifest.next_offset.0 >= offset && self.oracle.is_phantom(tier).is_none()
+            })
+        } else {
+            // One that was replaced without knowing, or whose stream was deleted, may be right about the past only.
+            let mut history = self.oracle.history.iter();
+            history.any(|manifest| manifest.next_offset.0 >= offset)
+        };
+        if !holds && offset > 0 {
+            self.violate(
+                5,
+                format!("node {node} says that {offset} is persisted, which is not so"),
+            );
+        }
+    }
+
+    // --- the stores --------------------------------------------------------------------------------------------------
+
+    /// An object is about to be stored.
+    pub(crate) fn stored(&mut self, key: &str, body: &Body) {
+        let check = invariants::anchor_first(self.oracle.anchored, 1);
+        self.check(check);
+        if let Some((there, _)) = self.bucket.objects.get(key)
+            && there != body
+        {
+            self.violate(7, format!("{key} is stored again with other bytes"));
+        }
+    }
+
+    /// Objects are about to be deleted.
+    pub(crate) fn deleted(&mut self, keys: &[String]) {
+        let Some(tier) = &self.oracle.tier else {
+            return;
+        };
+        if let Some(key) = keys.iter().find(|key| tier.keys.contains(*key)) {
+            let what = format!("{key} is deleted while the persisted manifest needs it");
+            self.violate(2, what);
+        }
+    }
+
+    pub(crate) fn anchored(&mut self) {
+        self.oracle.anchored = true;
+    }
+
+    /// The metadata store has another root.
+    pub(crate) fn swapped(&mut self, before: Option<(RootEntry, u64)>, entry: RootEntry, at: u64) {
+        let revision = Revision(at);
+        let after = (Epoch(entry.1), revision);
+        let before = before.map(|(entry, revision)| (Epoch(entry.1), Revision(revision)));
+        let check = invariants::fencing(before, after);
+        self.check(check);
+        match self.tier_of(entry, revision) {
+            Ok(tier) => {
+                let check = self.follows(self.oracle.tier.as_ref(), &tier);
+                self.check(check);
+                self.oracle.history.push(tier.manifest.clone());
+                self.oracle.tier = Some(tier);
+            }
+            Err(violation) => self.check(Err(violation)),
+        }
+    }
+
+    /// What a root leads to, all of it checked.
+    fn tier_of(&mut self, entry: RootEntry, revision: Revision) -> Result<Tier, Violation> {
+        let root = key::root(&self.prefix, &self.stream, Epoch(entry.1), Uid(entry.0));
+        let Some((bytes, _)) = self.bucket.objects.get(&root) else {
+            return Err(Violation {
+                invariant: 2,
+                what: format!("{root} became current and is not there"),
+            });
+        };
+        let mut manifest = decode_root(bytes).map_err(|error| Violation {
+            invariant: 1,
+            what: format!("{root}: {error}"),
+        })?;
+        manifest.revision = revision;
+        let mut tier = Tier {
+            fragments: Vec::new(),
+            keys: BTreeSet::from([root]),
+            entry,
+            manifest,
+        };
+        let entries = tier.manifest.entries.to_vec();
+        self.resolve_entries(&entries, tier.manifest.next_offset, &mut tier)?;
+        let listed: Vec<Listed> = tier
+            .fragments
+            .iter()
+            .map(|live| Listed {
+                first: Offset(live.parsed.first),
+                next: Offset(live.parsed.next),
+                size: live.parsed.size,
+            })
+            .collect();
+        invariants::coverage(&tier.manifest, &listed)?;
+        Ok(tier)
+    }
+
+    fn resolve_entries(
+        &mut self,
+        entries: &[Entry],
+        end: Offset,
+        tier: &mut Tier,
+    ) -> Result<(), Violation> {
+        for (index, entry) in entries.iter().enumerate() {
+            let next = entries.get(index + 1).map_or(end, |next| next.first_offset);
+            // Consumed by retention, which leaves the group that lists it.
+            if next <= tier.manifest.first_offset {
+                continue;
+            }
+            let (kind, first) = (entry.kind, entry.first_offset);
+            let key = key::entry(&self.prefix, &self.stream, kind, first, entry.uid);
+            let Some((body, _)) = self.bucket.objects.get(&key).cloned() else {
+                return Err(Violation {
+                    invariant: 2,
+                    what: format!("{key} is listed and not there"),
+                });
+            };
+            tier.keys.insert(key.clone());
+            match entry.object() {
+                ObjectRef::Group(_) => {
+                    let group = decode_group(&body).map_err(|error| Violation {
+                        invariant: 1,
+                        what: format!("{key}: {error}"),
+                    })?;
+                    self.resolve_entries(&group.entries, next, tier)?;
+                }
+                ObjectRef::Fragment(_) => {
+                    let parsed = self.oracle.parse(&key, &body)?;
+                    if (parsed.first, parsed.next, parsed.size) != (first.0, next.0, entry.size) {
+                        return Err(Violation {
+                            invariant: 1,
+                            what: format!("{key} holds [{}, {})", parsed.first, parsed.next),
+                        });
+                    }
+                    tier.fragments.push(Live { key, parsed });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// INV-4 and INV-9: the new tier continues the old one, or there was a reason to begin anew.
+    fn follows(&self, before: Option<&Tier>, after: &Tier) -> Check {
+        let node = self.oracle.nodes.get(&after.entry.1).copied().unwrap_or(0);
+        let member = &self.cluster.members[node];
+        let alive = member.writer.is_some_and(|w| w.epoch == after.entry.1);
+        let local_first = member.range().first.map_or(u64::MAX, |first| first);
+        let (first, next) = (after.manifest.first_offset.0, after.manifest.next_offset.0);
+        let starts = |what: &str| {
+            if alive && first > local_first {
+                return fail(
+                    4,
+                    format!("{what} begins at {first}, the log at {local_first}"),
+                );
+            }
+            Ok(())
+        };
+        let Some(before) = before else {
+            return starts("the first tier");
+        };
+        let old = &before.manifest;
+        let kept: Vec<&Live> = before
+            .fragments
+            .iter()
+            .filter(|live| live.parsed.next > first)
+            .collect();
+        let same = kept.len() <= after.fragments.len()
+            && kept
+                .iter()
+                .zip(&after.fragments)
+                .all(|(old, new)| old.key == new.key);
+        let continues = same
+            && next >= old.next_offset.0
+            && (!kept.is_empty() || first == old.next_offset.0);
+        if continues {
+            return self.dropped_rightly(before, &kept, first);
+        }
+        let gap = first > old.next_offset.0 && (!alive || local_first > old.next_offset.0);
+        if gap || self.oracle.is_phantom(before).is_some() {
+            return starts("a new tier");
+        }
+        fail(
+            4,
+            format!(
+                "[{}, {}) was replaced by [{first}, {next}) without a reason",
+                old.first_offset, old.next_offset
+            ),
+        )
+    }
+
+    /// INV-9: what is gone was over the limit.
+    fn dropped_rightly(&self, before: &Tier, kept: &[&Live], first: u64) -> Check {
+        let dropped = before.fragments.len() - kept.len();
+        let Some(last) = dropped.checked_sub(1) else {
+            if first == before.manifest.first_offset.0 || before.fragments.is_empty() {
+                return Ok(());
+            }
+            return fail(9, "the first offset moved inside a fragment");
+        };
+        let size: u64 = kept.iter().map(|live| live.parsed.size).sum();
+        let size = u128::from(size + before.fragments[last].parsed.size);
+        match self.plan.remote_max_bytes {
+            Some(limit) if size > limit => Ok(()),
+            Some(_) | None => fail(9, format!("fragments below {first} dropped for no reason")),
+        }
+    }
+
+    // --- at rest -----------------------------------------------------------------------------------------------------
+
+    /// Everything that must hold once nothing is under way any more.
+    pub(crate) fn at_rest(&self) -> Check {
+        let Some((leader, _)) = self.cluster.current() else {
+            return fail(0, "no writer at rest");
+        };
+        let Some(tier) = &self.oracle.tier else {
+            return fail(4, "nothing was tiered");
+        };
+        let (next, end) = (tier.manifest.next_offset.0, self.oracle.end());
+        if next != end {
+            return fail(4, format!("tiered up to {next}, committed up to {end}"));
+        }
+        if let Some(identity) = self.oracle.is_phantom(tier) {
+            return fail(
+                3,
+                format!("chunk {identity:?} is tiered and not in the log"),
+            );
+        }
+        if let Some(offset) = self.oracle.forgotten() {
+            return fail(5, format!("a caller still waits for {offset}"));
+        }
+        for key in &tier.keys {
+            if !self.bucket.objects.contains_key(key) {
+                return fail(2, format!("{key} is gone"));
+            }
+        }
+        match &self.nodes[leader].cached {
+            crate::env::Cached::Known(manifest) => invariants::gate(manifest, &tier.manifest),
+            crate::env::Cached::Unknown | crate::env::Cached::Pending => {
+                fail(5, "nothing is published")
+            }
+        }
+    }
+}

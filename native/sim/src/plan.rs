@@ -1,0 +1,128 @@
+//! What a world is like: settings and faults, all of which follow from its seed.
+
+use stream_s3_core::admission::Rate;
+use stream_s3_core::decisions::retry::RetryDelays;
+
+use crate::rng::Rng;
+use crate::twin::Twin;
+
+/// What bounds a run from outside: the seed says everything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Activity and faults end at this moment at the latest, in milliseconds of the world's time.
+    pub horizon_ms: u64,
+    /// After so many faults there are no more.
+    pub faults: u64,
+    /// The guard that is taken out.
+    pub twin: Option<Twin>,
+}
+
+impl Limits {
+    /// None, and all guards are in place.
+    pub const NONE: Self = Self {
+        horizon_ms: u64::MAX,
+        faults: u64::MAX,
+        twin: None,
+    };
+}
+
+/// The settings of one world. Times are in milliseconds, sizes in bytes, chances in a thousandth.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// When activity and faults end.
+    pub(crate) horizon: u64,
+    /// Between writes.
+    pub(crate) write_every: u64,
+    /// At which a segment ends.
+    pub(crate) segment_bytes: u64,
+    /// Sum of data at which a fragment is cut.
+    pub(crate) fragment_target: u64,
+    /// Age at which a fragment is cut.
+    pub(crate) fragment_max_age: u64,
+    /// See the core's options.
+    pub(crate) persist_threshold: u64,
+    /// See the core's options.
+    pub(crate) persist_interval: u64,
+    /// See the core's options.
+    pub(crate) rebalance_threshold: usize,
+    /// Fragments of the stream between cut and manifest.
+    pub(crate) max_in_flight: usize,
+    /// Transfers of a node at a time.
+    pub(crate) permits: usize,
+    /// Of a node.
+    pub(crate) rate: Rate,
+    /// Of a node.
+    pub(crate) burst: u64,
+    /// Limit of an attempt, from its admission.
+    pub(crate) transfer_deadline: u64,
+    /// Limit of a task.
+    pub(crate) persist_timeout: u64,
+    /// Between attempts.
+    pub(crate) delays: RetryDelays,
+    /// Limit of the remote tier.
+    pub(crate) remote_max_bytes: Option<u128>,
+    /// Whether local segments go once they are tiered.
+    pub(crate) local_uploaded: bool,
+    /// Whether and how often osiris' own retention deletes segments.
+    pub(crate) trim_every: Option<u64>,
+    /// Chance that a request to the store goes wrong.
+    pub(crate) store_faults: u64,
+    /// Chance that a request to the metadata store goes wrong.
+    pub(crate) metadata_faults: u64,
+    /// Between greater misfortunes.
+    pub(crate) nemesis_every: Option<u64>,
+    /// Whether a machine that goes down forgets what it had not written to its disk.
+    pub(crate) lose_cache: bool,
+    /// When the stream is deleted.
+    pub(crate) delete_at: Option<u64>,
+    /// How often garbage is collected.
+    pub(crate) gc_every: Option<u64>,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub(crate) fn new(rng: &mut Rng) -> Self {
+        let horizon = rng.between(4_000, 40_000);
+        let calm = rng.chance(100);
+        let faulty = |rng: &mut Rng, most: u64| if calm { 0 } else { rng.between(0, most) };
+        let store_faults = faulty(rng, 250);
+        let metadata_faults = faulty(rng, 250);
+        Self {
+            horizon,
+            write_every: rng.between(40, 400),
+            segment_bytes: rng.between(300, 2_000),
+            fragment_target: rng.between(40, 700),
+            fragment_max_age: rng.between(500, 5_000),
+            persist_threshold: rng.between(1, 5),
+            persist_interval: rng.between(50, 2_000),
+            rebalance_threshold: rng.pick(&[2, 3, 4, 8, 1024]),
+            max_in_flight: rng.between(1, 8) as usize,
+            permits: rng.between(1, 4) as usize,
+            rate: if rng.chance(700) {
+                Rate::Unlimited
+            } else {
+                Rate::BytesPerSec(rng.between(1_000, 20_000))
+            },
+            burst: rng.between(100, 4_000),
+            transfer_deadline: rng.between(300, 4_000),
+            persist_timeout: rng.between(400, 6_000),
+            delays: RetryDelays {
+                transient_ms: 10,
+                transient_max_ms: 500,
+                permanent_ms: 100,
+                permanent_max_ms: 2_000,
+            },
+            remote_max_bytes: rng
+                .chance(500)
+                .then(|| u128::from(rng.between(500, 10_000))),
+            local_uploaded: rng.chance(250),
+            trim_every: rng.chance(450).then(|| rng.between(500, 8_000)),
+            store_faults,
+            metadata_faults,
+            nemesis_every: (!calm && rng.chance(850)).then(|| rng.between(300, 5_000)),
+            lose_cache: rng.chance(400),
+            delete_at: rng.chance(70).then(|| rng.between(1_000, horizon)),
+            gc_every: rng.chance(350).then(|| rng.between(1_000, 8_000)),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Worlds in which one guard is missing. The simulation has to notice the damage, or it would not notice a bug either.
+
+macro_rules! twins {
+    ($($(#[$doc:meta])* $twin:ident = $name:literal,)*) => {
+        /// A guard that can be taken out.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Twin {
+            $($(#[$doc])* $twin,)*
+        }
+
+        impl Twin {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$twin,)*];
+
+            /// Its name on the command line.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$twin => $name,)*
+                }
+            }
+
+            /// The twin of a name.
+            #[must_use]
+            pub fn of_name(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|twin| twin.name() == name)
+            }
+        }
+    };
+}
+
+twins! {
+    /// Chunks are drained whether they are committed or not.
+    CommitCheck = "commit-check",
+    /// The assembly takes any chunk, also one behind a gap.
+    GapCheck = "gap-check",
+    /// Results of tasks that were given up count.
+    GenerationCheck = "generation-check",
+    /// What retention drops is deleted at once.
+    DeleteAfterPersist = "delete-after-persist",
+    /// The replaced root is deleted as soon as the new one is stored.
+    OldRootAfterSwap = "old-root-after-swap",
+    /// A root whose compare-and-set was not answered is deleted.
+    KeepUnknownRoot = "keep-unknown-root",
+    /// A conflict with one's own entry is taken for somebody else's.
+    OwnConflictIsSuccess = "own-conflict-is-success",
+    /// The metadata store takes any revision.
+    RevisionCheck = "revision-check",
+    /// Neither the metadata store nor the resolution looks at epochs.
+    EpochCheck = "epoch-check",
+    /// Nothing is anchored.
+    AnchorFirst = "anchor-first",
+    /// Retention runs whenever it likes, and deletes what it decided, even where the core refuses its edit.
+    MutatorExclusion = "mutator-exclusion",
+    /// The end of a group or of a retention arms no persist timer.
+    TimerOnExit = "timer-on-exit",
+    /// The speculative manifest is published.
+    PersistedOnlyCache = "persisted-only-cache",
+    /// An emptied manifest is published before it is persisted.
+    ResetPersistedFirst = "reset-persisted-first",
+    /// The tier's newest chunk is not compared with the log's.
+    TimelineCheck = "timeline-check",
+    /// A root that cannot be read is taken for an empty one.
+    ErrorIsNotEmpty = "error-is-not-empty",
+    /// A fragment that failed for another than a passing reason is dropped.
+    NeverDropped = "never-dropped",
+    /// Every attempt stores under the same uid.
+    UidPerAttempt = "uid-per-attempt",
+    /// Callers are answered as soon as the fragment is stored.
+    WaitersAfterPersist = "waiters-after-persist",
+    /// Attempts have no deadline.
+    TransferDeadline = "transfer-deadline",
+    /// The garbage collection takes unlisted objects whatever their age.
+    GcAge = "gc-age",
+    /// A replica applies edits that do not continue its manifest.
+    ReplicaSequence = "replica-sequence",
+    /// Local segments go up to the speculative end of the tier.
+    LocalFloor = "local-floor",
+}
