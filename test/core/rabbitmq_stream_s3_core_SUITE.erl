@@ -639,16 +639,26 @@ states_are_freed_with_their_last_reference(_) ->
     end,
     {VmBefore, _} = memory_mb(),
     {VmFull, ResidentFull} = Round(),
-    {VmAfter, _} = memory_mb(),
+    ?assert(VmFull - VmBefore > 100, {VmBefore, VmFull}),
+    %% A monitor tells of the end of a process before its heap is gone.
+    VmAfter = falls_below(VmBefore + 20),
     _ = [Round() || _ <- lists:seq(1, 4)],
-    {VmEnd, ResidentEnd} = memory_mb(),
+    VmEnd = falls_below(VmBefore + 20),
+    {_, ResidentEnd} = memory_mb(),
     ct:pal("VM: ~b MB before, ~b MB with 50,000 states, ~b MB after them, ~b MB after four rounds more; resident: ~b MB, ~b MB", [
         VmBefore, VmFull, VmAfter, VmEnd, ResidentFull, ResidentEnd
     ]),
-    ?assert(VmFull - VmBefore > 100, {VmBefore, VmFull}),
-    ?assert(VmAfter - VmBefore < 20, {VmBefore, VmAfter}),
-    ?assert(VmEnd - VmBefore < 20, {VmBefore, VmEnd}),
     ?assert(ResidentEnd < ResidentFull + 100, {ResidentFull, ResidentEnd}).
+
+falls_below(Mb) -> falls_below(Mb, 500).
+
+falls_below(Mb, Tries) ->
+    case memory_mb() of
+        {Vm, _} when Vm < Mb -> Vm;
+        {Vm, _} when Tries =:= 0 -> error({still, Vm, limit, Mb});
+        _ ->
+            receive after 20 -> falls_below(Mb, Tries - 1) end
+    end.
 
 schedulers_share_a_state(_) ->
     {S, [R0, R1, _]} = cut(0, 2, new(#manifest{}, #{persist_threshold => 2})),

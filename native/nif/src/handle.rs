@@ -1,8 +1,8 @@
 //! What Erlang holds references to, and Erlang terms that Rust holds on to.
 
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rustler::env::SavedTerm;
@@ -19,7 +19,8 @@ use stream_s3_runtime::{Governor, Store};
 pub(crate) struct Opaque(Arc<Saved>);
 
 struct Saved {
-    hash: u64,
+    /// Computed when it is first asked for: few terms serve as keys, and hashing passes over all of a term.
+    hash: OnceLock<u64>,
     // An environment is not to be used by two threads at once.
     term: Mutex<(OwnedEnv, SavedTerm)>,
 }
@@ -29,9 +30,17 @@ impl Opaque {
         let env = OwnedEnv::new();
         let saved = env.save(term);
         Self(Arc::new(Saved {
-            hash: term.hash_internal(0),
+            hash: OnceLock::new(),
             term: Mutex::new((env, saved)),
         }))
+    }
+
+    fn hash_value(&self) -> u64 {
+        *self.0.hash.get_or_init(|| {
+            let term = self.0.term.lock();
+            let (own, saved) = &*term;
+            own.run(|own| saved.load(own).hash_internal(0))
+        })
     }
 
     pub(crate) fn load<'a>(&self, env: Env<'a>) -> Term<'a> {
@@ -52,7 +61,7 @@ impl PartialEq for Opaque {
         if Arc::ptr_eq(&self.0, &other.0) {
             return true;
         }
-        if self.0.hash != other.0.hash {
+        if self.hash_value() != other.hash_value() {
             return false;
         }
         // Always locked in the same order, so that two comparisons cannot wait for each other.
@@ -73,7 +82,7 @@ impl Eq for Opaque {}
 
 impl Hash for Opaque {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.0.hash);
+        state.write_u64(self.hash_value());
     }
 }
 

@@ -149,8 +149,22 @@ impl Tier {
         } else if epoch > self.epoch {
             Verdict::Keep(KeepReason::Ahead)
         } else {
-            self.if_older_than_root(age_ms, limits)
+            // The last root of a discarded tier is the way to its objects.
+            self.if_discarded(age_ms, limits)
+                .unwrap_or_else(|| self.if_older_than_root(age_ms, limits))
         }
+    }
+
+    /// The verdict on an object that was stored before the tier was discarded; `None` for others.
+    fn if_discarded(&self, age_ms: u64, limits: &GcLimits) -> Option<Verdict> {
+        let discarded_ms = self.discarded_ms.filter(|discarded| age_ms >= *discarded)?;
+        let surely_before = age_ms >= discarded_ms.saturating_add(limits.min_age_ms);
+        let over = discarded_ms >= limits.discarded_tier_grace_ms && surely_before;
+        Some(if over {
+            Verdict::Delete(DeleteReason::DiscardedTier)
+        } else {
+            Verdict::Keep(KeepReason::Grace)
+        })
     }
 
     fn entry_verdict(&self, ahead: bool, age_ms: u64, limits: &GcLimits) -> Verdict {
@@ -159,14 +173,8 @@ impl Tier {
             Some(true) => return Verdict::Keep(KeepReason::InUse),
             Some(false) => {}
         }
-        if let Some(discarded_ms) = self.discarded_ms
-            && age_ms >= discarded_ms
-        {
-            let surely_before = age_ms >= discarded_ms.saturating_add(limits.min_age_ms);
-            if discarded_ms < limits.discarded_tier_grace_ms || !surely_before {
-                return Verdict::Keep(KeepReason::Grace);
-            }
-            return Verdict::Delete(DeleteReason::DiscardedTier);
+        if let Some(verdict) = self.if_discarded(age_ms, limits) {
+            return verdict;
         }
         if ahead {
             return Verdict::Keep(KeepReason::Ahead);
@@ -380,6 +388,12 @@ mod tests {
         assert_eq!(judge(&fragment(90, 1_050), discarded(1_000)), Keep(Grace));
         assert_eq!(judge(&fragment(90, 999), discarded(1_000)), Keep(Ahead));
         assert_eq!(judge(&fragment(0, 999), discarded(1_000)), Delete(Orphan));
+        assert_eq!(judge(&root(2, 8, 5_000), discarded(999)), Keep(Grace));
+        assert_eq!(
+            judge(&root(2, 8, 5_000), discarded(1_000)),
+            Delete(DiscardedTier)
+        );
+        assert_eq!(judge(&root(3, 7, 5_000), discarded(1_000)), Keep(InUse));
     }
 
     #[test]

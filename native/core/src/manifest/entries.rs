@@ -64,11 +64,19 @@ impl Entries {
 
     /// Appends an entry.
     pub fn push_back(&mut self, entry: Entry) {
-        let tail = Arc::make_mut(&mut self.tail);
-        tail.push(entry);
-        if tail.len() == BLOCK {
-            let block = Arc::from(tail.as_slice());
-            tail.clear();
+        match Arc::get_mut(&mut self.tail) {
+            Some(tail) => tail.push(entry),
+            // Not by cloning: a clone has no room left, and the push would move everything once more.
+            None => {
+                let mut tail = Vec::with_capacity(self.tail.len() + 1);
+                tail.extend_from_slice(&self.tail);
+                tail.push(entry);
+                self.tail = Arc::new(tail);
+            }
+        }
+        if self.tail.len() == BLOCK {
+            let block = Arc::from(self.tail.as_slice());
+            self.tail = Arc::default();
             Arc::make_mut(&mut self.blocks).push(block);
         }
     }
@@ -83,8 +91,8 @@ impl Entries {
         }
     }
 
-    /// They lie in memory in these pieces.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = &[Entry]> {
+    /// They lie in memory in these pieces: for those who pass over all of them, and count nanoseconds.
+    pub fn pieces(&self) -> impl Iterator<Item = &[Entry]> {
         self.blocks
             .iter()
             .map(|block| &**block)

@@ -148,6 +148,7 @@ impl ObjectRef {
 impl Entry {
     /// The entry as stored. A size beyond [`MAX_ENTRY_SIZE`] cannot be stored and becomes that; no entry made by this crate has one.
     #[must_use]
+    #[inline]
     pub fn encode(&self) -> [u8; ENTRY_SIZE] {
         debug_assert!(
             self.size <= MAX_ENTRY_SIZE,

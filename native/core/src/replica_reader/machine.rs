@@ -1,5 +1,7 @@
 //! The machine's state, and the events around fragments and groups.
 
+use std::sync::Arc;
+
 use super::persist::{Origin, Pending, Persist, Waiter};
 use super::rebalance::{Rebalance, Runs};
 use super::retention::RetentionInFlight;
@@ -21,7 +23,7 @@ pub struct Machine<T> {
     pub(super) persisted: Manifest,
     pub(super) transfers: Transfers<T>,
     /// Applied to the speculative manifest, and not taken up by a persist.
-    pub(super) edits: imbl::Vector<Pending>,
+    pub(super) edits: imbl::Vector<Arc<Pending>>,
     /// How many of those are fragments.
     pub(super) since_persist: u64,
     pub(super) persist: Option<Persist>,
@@ -176,10 +178,7 @@ impl<T: Clone> Machine<T> {
         match apply_edit(&edit, &self.manifest) {
             Ok(manifest) => {
                 self.replace_manifest(manifest);
-                self.edits.push_back(Pending {
-                    edit,
-                    origin: Origin::Rebalance,
-                });
+                self.edits.push_back(Pending::new(edit, Origin::Rebalance));
                 self.rebalance_if_due(&mut effects);
                 self.persist_or_arm(&mut effects);
             }
@@ -272,10 +271,7 @@ impl<T: Clone> Machine<T> {
             .saturating_add(u128::from(entry.size));
         self.manifest.entries.push_back(entry);
         self.runs.push(entry.kind);
-        self.edits.push_back(Pending {
-            edit,
-            origin: Origin::Fragment,
-        });
+        self.edits.push_back(Pending::new(edit, Origin::Fragment));
         self.since_persist += 1;
         self.reset_waits = false;
     }

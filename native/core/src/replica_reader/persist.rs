@@ -1,5 +1,7 @@
 //! Edits between the speculative manifest and the persisted one, and the persist that takes them across.
 
+use std::sync::Arc;
+
 use super::{Effect, Machine, PersistError};
 use crate::manifest::{Edit, Manifest};
 use crate::units::{Offset, Revision, TimestampMs};
@@ -26,6 +28,11 @@ pub(super) enum Origin {
 }
 
 impl Pending {
+    /// By reference: a persistent vector copies 64 elements when one is added to a shared one.
+    pub(super) fn new(edit: Edit, origin: Origin) -> Arc<Self> {
+        Arc::new(Self { edit, origin })
+    }
+
     /// Bytes of the fragment that the edit appends; 0 for other edits.
     pub(super) fn appended_bytes(&self) -> u64 {
         match self.origin {
@@ -39,7 +46,7 @@ impl Pending {
 #[derive(Debug, Clone)]
 pub(super) struct Persist {
     pub(super) manifest: Manifest,
-    pub(super) edits: imbl::Vector<Pending>,
+    pub(super) edits: imbl::Vector<Arc<Pending>>,
     /// How many of the edits are fragments.
     pub(super) fragments: u64,
 }
@@ -217,9 +224,10 @@ impl<T: Clone> Machine<T> {
             .iter()
             .flat_map(|persist| persist.edits.iter())
             .chain(self.edits.iter())
+            .map(Arc::as_ref)
     }
 }
 
-fn edits(pending: &imbl::Vector<Pending>) -> Vec<Edit> {
+fn edits(pending: &imbl::Vector<Arc<Pending>>) -> Vec<Edit> {
     pending.iter().map(|pending| pending.edit.clone()).collect()
 }

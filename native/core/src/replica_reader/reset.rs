@@ -30,10 +30,7 @@ impl<T: Clone> Machine<T> {
         let empty = Manifest::empty_at(at, old.revision);
         let (mut machine, _) = Self::init(old, options, now)?;
         machine.replace_manifest(empty);
-        machine.edits.push_back(Pending {
-            edit,
-            origin: Origin::Reset,
-        });
+        machine.edits.push_back(Pending::new(edit, Origin::Reset));
         machine.reset_unpersisted = true;
         let effects = match when {
             ResetPersist::AtOnce => vec![machine.start_persist()],

@@ -113,10 +113,7 @@ impl<T: Clone> Machine<T> {
             return Err(RetentionError::OverlapsRebalance);
         }
         self.replace_manifest(manifest);
-        self.edits.push_back(Pending {
-            edit,
-            origin: Origin::Retention,
-        });
+        self.edits.push_back(Pending::new(edit, Origin::Retention));
         Ok(())
     }
 

@@ -1,12 +1,15 @@
 //! The fragments between cut and manifest, in cut order.
 
+use std::sync::Arc;
+
 use crate::fragment::Fragment;
 use crate::units::{TransferId, Uid};
 
 /// A queue in cut order with access by id. Persistent: a clone shares everything.
 #[derive(Debug, Clone)]
 pub(super) struct Transfers<T> {
-    queue: imbl::Vector<Transfer<T>>,
+    /// By reference: the vector copies 64 elements when one changes.
+    queue: imbl::Vector<Arc<Transfer<T>>>,
     /// Number of transfers that have left the queue: the sequence number of its front.
     left: u64,
     /// Sequence numbers.
@@ -36,7 +39,7 @@ impl<T: Clone> Transfers<T> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Transfer<T>> {
-        self.queue.iter()
+        self.queue.iter().map(Arc::as_ref)
     }
 
     /// Appends a transfer; false, and no change, where the id is in use.
@@ -45,12 +48,12 @@ impl<T: Clone> Transfers<T> {
             return false;
         }
         self.by_id.insert(id, self.left + self.queue.len() as u64);
-        self.queue.push_back(Transfer {
+        self.queue.push_back(Arc::new(Transfer {
             id,
             fragment,
             detail,
             stored: None,
-        });
+        }));
         true
     }
 
@@ -60,7 +63,7 @@ impl<T: Clone> Transfers<T> {
     }
 
     pub(super) fn get(&self, id: TransferId) -> Option<&Transfer<T>> {
-        self.queue.get(self.index(id)?)
+        self.queue.get(self.index(id)?).map(Arc::as_ref)
     }
 
     /// Records that a fragment is stored; false, and no change, where that is known or the id is not.
@@ -77,7 +80,7 @@ impl<T: Clone> Transfers<T> {
         }
         match self.queue.get_mut(index) {
             Some(transfer) => {
-                transfer.stored = Some(uid);
+                Arc::make_mut(transfer).stored = Some(uid);
                 true
             }
             None => false,
