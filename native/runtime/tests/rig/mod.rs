@@ -280,7 +280,11 @@ impl Rig {
         .await;
         eventually("all buffers are back", || {
             self.governor.info().upload_buffer_bytes <= KEPT_BYTES
-                && self.governor.info().upload_buffer_bytes % BUFFER_SIZE as u64 == 0
+                && self
+                    .governor
+                    .info()
+                    .upload_buffer_bytes
+                    .is_multiple_of(BUFFER_SIZE as u64)
         })
         .await;
         // The next one is served as if nothing had been.
