@@ -110,11 +110,16 @@ impl Oracle {
         self.waiters.remove(&waiter);
     }
 
-    /// Whether the tier has a chunk that the committed log does not.
+    /// A chunk of the tier that the committed log does not have. In front of the log's beginning, as far as it is known after
+    /// a loss, nothing can be said.
     fn is_phantom(&self, tier: &Tier) -> Option<Identity> {
+        let begin = self.truth.first_key_value().map_or(0, |(id, _)| *id);
         let mut all = tier.fragments.iter().flat_map(|live| &live.parsed.chunks);
-        all.find(|identity| self.truth.get(&identity.0).map(|c| c.identity()) != Some(**identity))
-            .copied()
+        all.find(|identity| match self.truth.get(&identity.0) {
+            Some(chunk) => chunk.identity() != **identity,
+            None => identity.0 >= begin,
+        })
+        .copied()
     }
 
     /// Callers that should have been answered.
@@ -224,6 +229,32 @@ impl Env {
             self.oracle.losses += 1;
             self.coverage.hit("committed chunks lost");
             self.note(|| format!("all committed chunks from {lost} on are lost"));
+        }
+    }
+
+    /// A reader goes on with a tier whose newest chunk its log has trimmed. If the log was lost and grew to fit, nobody can tell: what is
+    /// tiered counts as the truth from now on.
+    pub(crate) fn resumed_blindly(&mut self, node: usize) {
+        let Some(tier) = &self.oracle.tier else {
+            return;
+        };
+        let local = self.cluster.members[node].range().first.unwrap_or(0);
+        let (first, next) = (tier.manifest.first_offset.0, tier.manifest.next_offset.0);
+        if next > local || self.oracle.is_phantom(tier).is_none() {
+            return;
+        }
+        let tiered: Vec<Identity> = tier
+            .fragments
+            .iter()
+            .flat_map(|live| live.parsed.chunks.iter().copied())
+            .collect();
+        self.coverage.hit("another timeline that nobody can tell");
+        let oracle = &mut self.oracle;
+        oracle.truth.retain(|id, _| *id < first || *id >= next);
+        for identity in tiered {
+            if let Some(chunk) = oracle.chunks.get(&identity) {
+                oracle.truth.insert(identity.0, chunk.clone());
+            }
         }
     }
 

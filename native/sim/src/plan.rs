@@ -73,6 +73,8 @@ pub(crate) struct Plan {
     pub(crate) nemesis_every: Option<u64>,
     /// Whether a machine that goes down forgets what it had not written to its disk.
     pub(crate) lose_cache: bool,
+    /// How long a machine may take to write its cache back.
+    pub(crate) flush_every: u64,
     /// When the stream is deleted.
     pub(crate) delete_at: Option<u64>,
     /// How often garbage is collected.
@@ -90,7 +92,7 @@ impl Plan {
         Self {
             horizon,
             write_every: rng.between(40, 400),
-            segment_bytes: rng.between(300, 2_000),
+            segment_bytes: rng.between(120, 2_000),
             fragment_target: rng.between(40, 700),
             fragment_max_age: rng.between(500, 5_000),
             persist_threshold: rng.between(1, 5),
@@ -116,11 +118,12 @@ impl Plan {
                 .chance(500)
                 .then(|| u128::from(rng.between(500, 10_000))),
             local_uploaded: rng.chance(250),
-            trim_every: rng.chance(450).then(|| rng.between(500, 8_000)),
+            trim_every: rng.chance(450).then(|| rng.between(150, 8_000)),
             store_faults,
             metadata_faults,
             nemesis_every: (!calm && rng.chance(850)).then(|| rng.between(300, 5_000)),
             lose_cache: rng.chance(400),
+            flush_every: rng.between(200, 25_000),
             delete_at: rng.chance(70).then(|| rng.between(1_000, horizon)),
             gc_every: rng.chance(350).then(|| rng.between(1_000, 8_000)),
         }

@@ -6,7 +6,7 @@ use stream_s3_core::chunk::{CHUNK_HEADER_SIZE, ChunkHeader};
 use stream_s3_core::decisions::resolution::{
     Fetched, Metadata as Known, Resolve, Resolved, resolve, resolved,
 };
-use stream_s3_core::decisions::timeline::{ChunkIdentity, LocalChunk, Timeline, check_timeline};
+use stream_s3_core::decisions::timeline::{ChunkIdentity, LocalChunk, Timeline, check_continuation, check_timeline};
 use stream_s3_core::error::TransferError;
 use stream_s3_core::fragment::{INDEX_RECORD_SIZE, IndexRecord, OBJECT_HEADER};
 use stream_s3_core::key;
@@ -455,7 +455,15 @@ impl Task {
             Ok(_) | Err(_) => return Some(Err(TransferError::CorruptChunk(chunk_id))),
         };
         let local = local_chunk(env, self.node, chunk_id);
-        let timeline = check_timeline(&ChunkIdentity::from(&header), &local);
+        let newest = ChunkIdentity::from(&header);
+        let mut timeline = check_timeline(&newest, &local);
+        if timeline == Timeline::Unverifiable
+            && !env.is(Twin::ContinuationCheck)
+            && let Work::Resolve(at) = &self.work
+        {
+            let next = local_chunk(env, self.node, at.manifest.next_offset);
+            timeline = check_continuation(&newest, &next);
+        }
         env.coverage.hit(match timeline {
             Timeline::Same => "timeline same",
             Timeline::Different => "timeline different",

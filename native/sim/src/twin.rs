@@ -54,12 +54,16 @@ twins! {
     MutatorExclusion = "mutator-exclusion",
     /// The end of a group or of a retention arms no persist timer.
     TimerOnExit = "timer-on-exit",
+    /// A tick that did nothing is repeated for the sake of fragments only, not for edits of groups and retentions.
+    RearmForEdits = "rearm-for-edits",
     /// The speculative manifest is published.
     PersistedOnlyCache = "persisted-only-cache",
     /// An emptied manifest is published before it is persisted.
     ResetPersistedFirst = "reset-persisted-first",
     /// The tier's newest chunk is not compared with the log's.
     TimelineCheck = "timeline-check",
+    /// Where the newest chunk is trimmed, what follows the tier is not looked at.
+    ContinuationCheck = "continuation-check",
     /// A root that cannot be read is taken for an empty one.
     ErrorIsNotEmpty = "error-is-not-empty",
     /// A fragment that failed for another than a passing reason is dropped.

@@ -130,7 +130,8 @@ impl World {
             Event::Flush(member) => {
                 let next = env.cluster.members[member].range().next;
                 env.cluster.members[member].durable = next;
-                self.periodically(100, 6_000, Event::Flush(member));
+                let every = env.plan.flush_every;
+                self.periodically(every / 2, every, Event::Flush(member));
             }
             Event::Trim => self.trim(),
             Event::Nemesis => self.misfortune(),
@@ -530,6 +531,11 @@ impl World {
             for _ in 0..3 {
                 env.cluster.write(&mut env.rng, now, clock);
             }
+        }
+        if self.env.rng.chance(30) {
+            // Clocks go on to be set.
+            self.env.coverage.hit("clock set back at rest");
+            self.env.skew -= 10_000;
         }
         for node in 0..MEMBERS {
             self.env.after(0, Event::Reconcile(node));

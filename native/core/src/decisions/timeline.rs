@@ -56,6 +56,20 @@ pub fn check_timeline(remote: &ChunkIdentity, local: &LocalChunk) -> Timeline {
     }
 }
 
+/// Compares the tier's newest chunk with what the log has where the tier ends, for a log that has trimmed the chunk itself: what
+/// [`check_timeline`] cannot tell may still be told by what should follow. A log whose chunk reaches across the tier's end was not the one that was
+/// tiered, nor is one whose next chunk is of an earlier epoch, because epochs ascend. Without this a reader would try for ever to
+/// open a log at an offset where no chunk begins.
+#[must_use]
+pub fn check_continuation(remote: &ChunkIdentity, next: &LocalChunk) -> Timeline {
+    match next {
+        LocalChunk::InsideAnother => Timeline::Different,
+        LocalChunk::Found(found) if found.epoch < remote.epoch => Timeline::Different,
+        // `Trimmed` is also the end of the log.
+        LocalChunk::Found(_) | LocalChunk::Trimmed => Timeline::Unverifiable,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,6 +116,36 @@ mod tests {
     fn a_trimmed_log_cannot_tell() {
         assert_eq!(
             check_timeline(&CHUNK, &LocalChunk::Trimmed),
+            Timeline::Unverifiable
+        );
+    }
+
+    #[test]
+    fn a_chunk_across_the_end_of_the_tier_is_another_timeline() {
+        assert_eq!(
+            check_continuation(&CHUNK, &LocalChunk::InsideAnother),
+            Timeline::Different
+        );
+    }
+
+    #[test]
+    fn what_follows_the_tier_is_of_no_earlier_epoch() {
+        let next = |epoch| {
+            LocalChunk::Found(ChunkIdentity {
+                chunk_id: Offset(12),
+                epoch: Epoch(epoch),
+                crc: 0,
+            })
+        };
+        assert_eq!(check_continuation(&CHUNK, &next(1)), Timeline::Different);
+        assert_eq!(check_continuation(&CHUNK, &next(2)), Timeline::Unverifiable);
+        assert_eq!(check_continuation(&CHUNK, &next(3)), Timeline::Unverifiable);
+    }
+
+    #[test]
+    fn a_log_that_ends_with_the_tier_cannot_tell() {
+        assert_eq!(
+            check_continuation(&CHUNK, &LocalChunk::Trimmed),
             Timeline::Unverifiable
         );
     }

@@ -334,7 +334,12 @@ impl Reader {
         self.tell(env, |core| core.tick(now));
         if let Some(core) = &self.core {
             let status = core.status();
-            if status.since_persist > 0 && !status.persist_in_flight {
+            let waiting = if env.is(Twin::RearmForEdits) {
+                status.since_persist
+            } else {
+                status.edits_waiting as u64
+            };
+            if waiting > 0 && !status.persist_in_flight {
                 self.arm_persist_timer(env, env.plan.persist_interval);
             }
         }
