@@ -3,10 +3,12 @@
 
 -export([start/0, get_range/1, await_offset/2, force_cut/1, reconcile/0, set_transfer_rate/2]).
 -export([status/0, status/1, print_status/0]).
+-export([pause/0, pause/1, resume/0, resume/1, flush/0, flush/1, flush/2]).
 -export_type([status/0]).
 
 %% How long a reader may take to answer before it is shown as busy.
 -define(STATUS_TIMEOUT_MS, 2000).
+-define(FLUSH_TIMEOUT_MS, 60000).
 
 -type stream_id() :: binary().
 -type offset() :: non_neg_integer().
@@ -40,6 +42,58 @@ await_offset(StreamId, Offset) ->
 force_cut(StreamId) ->
     rabbitmq_stream_s3_replica_reader:force_cut(StreamId).
 
+%% @doc Pauses all streams of this node, also those that are found later, until {@link resume/0} or the end of the application:
+%% nothing more is cut. What has been cut is still uploaded and persisted. Retention goes on.
+-spec pause() -> ok | {error, not_running}.
+pause() ->
+    mark(fun rabbitmq_stream_s3_pause:pause/1, node, rabbitmq_stream_s3_registry:list()).
+
+%% @doc Pauses one stream on this node, whether its writer is here now or comes later: {@link pause/0}.
+-spec pause(stream_id()) -> ok | {error, not_running}.
+pause(StreamId) when is_binary(StreamId) ->
+    mark(fun rabbitmq_stream_s3_pause:pause/1, {stream, StreamId}, reader(StreamId)).
+
+%% @doc Goes on with all streams but those that are paused by name.
+-spec resume() -> ok | {error, not_running}.
+resume() ->
+    mark(fun rabbitmq_stream_s3_pause:resume/1, node, rabbitmq_stream_s3_registry:list()).
+
+%% @doc Goes on with one stream, unless the node is paused.
+-spec resume(stream_id()) -> ok | {error, not_running}.
+resume(StreamId) when is_binary(StreamId) ->
+    mark(fun rabbitmq_stream_s3_pause:resume/1, {stream, StreamId}, reader(StreamId)).
+
+mark(Mark, What, Readers) ->
+    case Mark(What) of
+        ok ->
+            %% Who does not answer looks at the mark before it cuts anything.
+            lists:foreach(fun({_, Pid}) -> rabbitmq_stream_s3_replica_reader:pause_changed(Pid) end, Readers);
+        {error, not_running} = Error ->
+            Error
+    end.
+
+reader(StreamId) ->
+    case rabbitmq_stream_s3_registry:whereis(StreamId) of
+        undefined -> [];
+        Pid -> [{StreamId, Pid}]
+    end.
+
+%% @doc {@link flush/2} of each stream that is tiered from this node, all at once and within a minute.
+-spec flush() -> [{stream_id(), ok | {error, timeout | reader_down | paused | unresolved}}].
+flush() ->
+    rabbitmq_stream_s3_replica_reader:flush_all(rabbitmq_stream_s3_registry:list(), ?FLUSH_TIMEOUT_MS).
+
+%% @doc {@link flush/2} with a limit of one minute.
+-spec flush(stream_id()) -> ok | {error, timeout | reader_down | paused | unresolved}.
+flush(StreamId) ->
+    flush(StreamId, ?FLUSH_TIMEOUT_MS).
+
+%% @doc Cuts, uploads and persists all that is committed now: {@link rabbitmq_stream_s3_replica_reader:flush/2}. The limit is in
+%% milliseconds.
+-spec flush(stream_id(), timeout()) -> ok | {error, timeout | reader_down | paused | unresolved}.
+flush(StreamId, Timeout) when is_binary(StreamId) ->
+    rabbitmq_stream_s3_replica_reader:flush(StreamId, Timeout).
+
 %% @doc Looks for streams that are not tiered yet: {@link rabbitmq_stream_s3_reconciler:reconcile/0}.
 -spec reconcile() -> ok | {error, term()}.
 reconcile() ->
@@ -62,10 +116,11 @@ set_transfer_rate(Rate, Burst) ->
     end.
 
 %% @doc The node as a whole: its store, its governor, its metadata store, and each stream that is tiered from here. Asks each reader.
--spec status() -> #{store := map(), governor := map(), metadata := map(), settings := map(), streams := [status()]}.
+-spec status() -> #{paused := none | integer(), store := map(), governor := map(), metadata := map(), settings := map(), streams := [status()]}.
 status() ->
     Readers = rabbitmq_stream_s3_registry:list(),
     #{
+        paused => rabbitmq_stream_s3_pause:node_since(),
         store => rabbitmq_stream_s3_store:status(),
         governor => rabbitmq_stream_s3_governor:info(),
         metadata => (rabbitmq_stream_s3_counters:get(metadata))#{store_id => rabbitmq_stream_s3_metadata:store_id()},
@@ -93,10 +148,11 @@ reader_status(StreamId, Pid) ->
 print_status() ->
     #{store := Store, streams := Streams} = status(),
     print_store(Store),
-    Header = ["stream", "state", "epoch", "local", "tiered", "behind", "in flight", "last persist"],
+    Header = ["stream", "state", "epoch", "local", "tiered", "behind", "in flight", "last persist", "lag"],
     Rows = [Header | [row(Status) || Status <- Streams]],
     Widths = [lists:max([string:length(Cell) || Cell <- Column]) || Column <- columns(Rows)],
     [io:format("~ts~n", [line(Row, Widths)]) || Row <- Rows],
+    [print_pause(Id, Stalled) || #{stream := Id, paused := {_, _}, stalled := Stalled} <- Streams],
     [print_problem(Id, P) || #{stream := Id, problems := Problems} <- Streams, P <- Problems],
     ok.
 
@@ -106,14 +162,25 @@ print_store(#{state := State}) -> io:format("store: ~ts~n", [State]).
 row(#{stream := Id, state := State} = Status) ->
     [
         Id,
-        atom_to_list(State),
+        state(State, maps:get(paused, Status, none)),
         cell(epoch, Status),
         range(maps:get(local, Status, none)),
         range(maps:get(remote, Status, none)),
         cell(behind, Status),
         cell(transfers_in_flight, Status),
-        since(maps:get(last_persist_timestamp_ms, Status, none))
+        since(maps:get(last_persist_timestamp_ms, Status, none)),
+        lag(Status)
     ].
+
+state(running, {_By, _Since}) -> "paused";
+state(State, _) -> atom_to_list(State).
+
+lag(#{lag_bytes := Bytes, lag_ms := Ms}) -> io_lib:format("~ts, ~b s", [bytes(Bytes), Ms div 1000]);
+lag(#{}) -> "-".
+
+bytes(Bytes) when Bytes < 10000 -> io_lib:format("~b B", [Bytes]);
+bytes(Bytes) when Bytes < 10000000 -> io_lib:format("~b kB", [Bytes div 1000]);
+bytes(Bytes) -> io_lib:format("~b MB", [Bytes div 1000000]).
 
 cell(Key, Status) ->
     case Status of
@@ -134,5 +201,10 @@ columns(Rows) -> [[hd(Row) || Row <- Rows] | columns([tl(Row) || Row <- Rows])].
 line(Row, Widths) ->
     string:trim(lists:join("  ", [string:pad(Cell, Width) || {Cell, Width} <- lists:zip(Row, Widths)]), trailing).
 
+print_pause(Id, #{cause := Cause, since := Since}) ->
+    io:format("~ts: ~ts, at ~ts~n", [Id, Cause, moment(Since)]).
+
 print_problem(Id, #{doing := Doing, cause := Cause, since := Since}) ->
-    io:format("~ts: ~ts fails since ~ts: ~ts~n", [Id, Doing, calendar:system_time_to_rfc3339(Since, [{unit, millisecond}]), Cause]).
+    io:format("~ts: ~ts fails since ~ts: ~ts~n", [Id, Doing, moment(Since), Cause]).
+
+moment(Ms) -> calendar:system_time_to_rfc3339(Ms, [{unit, millisecond}]).

@@ -7,6 +7,7 @@
 
 -export([writers/0, context/2, epoch/1, range/1]).
 -export([open/2, close/1, read/2, next_offset/1, identity/2]).
+-export([committed_chunk_id/1, rest/2]).
 -export([index_files/1, replica_positions/1]).
 -export([listen/2, listened/1]).
 -export_type([context/0, range/0, reader/0, chunk/0]).
@@ -104,6 +105,43 @@ range(Context) ->
         {error, {offset_out_of_range, {First, Last}}} -> {ok, #{first => First, next => Last + 1}};
         {error, _} = Error -> Error
     end.
+
+%% @doc Id of the last chunk that a majority of the members has; -1 before the first. Reads an atomic.
+-spec committed_chunk_id(context()) -> integer().
+committed_chunk_id(#{shared := Shared}) ->
+    osiris_log_shared:committed_chunk_id(Shared).
+
+%% @doc How much of the log lies behind an offset, which must be the id of a chunk or the end of the log: the bytes of these
+%% chunks, committed or not, and the timestamp of the first one. Reads a header, and lists the directory.
+-spec rest(context(), offset()) -> {ok, #{bytes := non_neg_integer(), timestamp := integer()} | none} | {error, term()}.
+rest(#{dir := Dir} = Context, Offset) ->
+    case try_open(Offset, Context) of
+        {ok, Log} ->
+            try osiris_log:read_header(Log) of
+                {ok, #{position := Position, timestamp := Timestamp}, _} ->
+                    {ok, #{bytes => bytes_behind(Dir, Offset, Position), timestamp => Timestamp}};
+                {end_of_stream, _} ->
+                    {ok, none};
+                {error, _} = Error ->
+                    Error
+            catch
+                error:Reason -> {error, {unreadable_header, Reason}}
+            after
+                osiris_log:close(Log)
+            end;
+        {error, _} = Error ->
+            Error
+    end.
+
+bytes_behind(Dir, Offset, Position) ->
+    {Before, After} = lists:splitwith(fun(File) -> first_offset(File) =< Offset end, osiris_log:sorted_index_files(Dir)),
+    Files = lists:nthtail(max(0, length(Before) - 1), Before) ++ After,
+    %% One that retention deletes in this moment counts as nothing.
+    Sizes = [filelib:file_size(segment_file(File)) || File <- Files],
+    max(0, lists:sum(Sizes) - ?SEGMENT_HEADER_SIZE * length(After) - Position).
+
+segment_file(IndexFile) ->
+    unicode:characters_to_binary([filename:rootname(IndexFile), ".segment"]).
 
 %% @doc Opens the log at a chunk, or at its end: the offset must be the id of a chunk, or one more than the last offset. To
 %% be closed by {@link close/1}.

@@ -11,7 +11,7 @@
 -include("rabbitmq_stream_s3.hrl").
 -include("rabbitmq_stream_s3_replica_reader.hrl").
 
--export([start_link/1, await_offset/2, await_offset/3, force_cut/1, status/2]).
+-export([start_link/1, await_offset/2, await_offset/3, force_cut/1, flush/2, flush_all/2, pause_changed/1, status/2]).
 -export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
 -define(EFFECTS, rabbitmq_stream_s3_replica_reader_effects).
@@ -22,6 +22,8 @@
 
 -define(AWAIT_TIMEOUT_MS, 60000).
 -define(FORCE_CUT_TIMEOUT_MS, 30000).
+%% A reader answers between two turns of its drain.
+-define(PAUSE_TIMEOUT_MS, 5000).
 %% A writer that starts, or a queue that is being declared, is found unready once or twice.
 -define(WORTH_TELLING, 3).
 
@@ -55,10 +57,43 @@ force_cut(Server) ->
         {error, _} -> {error, empty}
     end.
 
-%% @doc What the reader is doing. `state' is its phase; `local' and `remote' are half-open ranges of offsets; `behind' is how many
-%% offsets of the local log are not tiered; `problems' is what fails now, with its cause and since when; `counters' has
-%% its numbers under their metric names. While running, what {@link rabbitmq_stream_s3_replica_reader_core:format_state/1}
-%% answers is part of it. Reads the ends of the local log.
+%% @doc Cuts, uploads and persists all that is committed now, and waits for it, for at most so many milliseconds. `paused': the
+%% stream is paused, so nothing would happen. `unresolved': it is not known yet what is tiered. `timeout': it goes on all the
+%% same; the status says what stands in the way.
+-spec flush(gen_server:server_ref() | stream_id(), timeout()) -> ok | {error, timeout | reader_down | paused | unresolved}.
+flush(Server, Timeout) ->
+    call(Server, {flush, moment(Timeout)}, Timeout).
+
+%% @doc {@link flush/2} of several streams at once, within one limit.
+-spec flush_all([{stream_id(), pid()}], timeout()) -> [{stream_id(), ok | {error, timeout | reader_down | paused | unresolved}}].
+flush_all(Readers, Timeout) ->
+    Until = moment(Timeout),
+    Requests = [{StreamId, gen_server:send_request(Reader, {flush, Until})} || {StreamId, Reader} <- Readers],
+    [{StreamId, flushed(Request, Until)} || {StreamId, Request} <- Requests].
+
+flushed(Request, Until) ->
+    Limit =
+        case Until of
+            infinity -> infinity;
+            _ -> {abs, Until}
+        end,
+    case gen_server:receive_response(Request, Limit) of
+        {reply, Answer} -> Answer;
+        timeout -> {error, timeout};
+        {error, {_Reason, _Server}} -> {error, reader_down}
+    end.
+
+%% @doc The stream has been paused or resumed: when this returns `ok', the reader acts on it.
+-spec pause_changed(pid()) -> ok | {error, timeout | reader_down}.
+pause_changed(Reader) ->
+    call(Reader, pause_changed, ?PAUSE_TIMEOUT_MS).
+
+%% @doc What the reader is doing. `state' is its phase, `paused' whether an operator has paused the stream or the node; `local' and
+%% `remote' are half-open ranges of offsets; `behind' is how many offsets of the local log are not tiered, `lag_bytes' how
+%% many bytes these are and `lag_ms' how long the oldest of them has been in the log; `problems' is what fails now, with its
+%% cause and since when, and `stalled' is the oldest of that, or the pause; `counters' has its numbers under their metric
+%% names. While running, what {@link rabbitmq_stream_s3_replica_reader_core:format_state/1} answers is part of it. Reads the
+%% ends of the local log, a header, and the sizes of its files.
 -spec status(gen_server:server_ref() | stream_id(), timeout()) -> {ok, map()} | {error, timeout | reader_down}.
 status(Server, Timeout) ->
     call(Server, status, Timeout).
@@ -143,10 +178,30 @@ release(Reader0) ->
 %% @private
 handle_call({await_offset, Offset, Until}, From, Reader) ->
     noreply(wait_for(Offset, From, Until, Reader));
-handle_call(force_cut, From, #reader{phase = running} = Reader) ->
-    {Result, Next} = ?EFFECTS:force_cut(Reader),
-    gen_server:reply(From, Result),
-    noreply(Next);
+handle_call({flush, Until}, From, #reader{phase = running, stream = StreamId, context = Context} = Reader) ->
+    case rabbitmq_stream_s3_pause:since(StreamId) of
+        none ->
+            To = rabbitmq_stream_s3_log:committed_chunk_id(Context) + 1,
+            noreply(wait_for(To, From, Until, Reader#reader{flush = To}));
+        {_By, _Since} ->
+            {reply, {error, paused}, Reader}
+    end;
+handle_call({flush, _Until}, _From, Reader) ->
+    {reply, {error, unresolved}, Reader};
+handle_call(pause_changed, From, #reader{phase = running} = Reader) ->
+    gen_server:reply(From, ok),
+    noreply(?EFFECTS:resume(Reader));
+handle_call(pause_changed, _From, Reader) ->
+    {reply, ok, Reader};
+handle_call(force_cut, From, #reader{phase = running, stream = StreamId} = Reader) ->
+    case rabbitmq_stream_s3_pause:since(StreamId) of
+        none ->
+            {Result, Next} = ?EFFECTS:force_cut(Reader),
+            gen_server:reply(From, Result),
+            noreply(Next);
+        {_By, _Since} ->
+            {reply, {error, empty}, Reader}
+    end;
 handle_call(force_cut, _From, Reader) ->
     {reply, {error, empty}, Reader};
 handle_call(status, _From, Reader) ->
@@ -199,6 +254,11 @@ listened(Message, #reader{phase = Phase} = Reader) ->
         false -> {noreply, Reader}
     end.
 
+noreply(#reader{verdict = continue, phase = running, flush = To} = Reader) when To =/= none ->
+    case ?EFFECTS:flush(Reader) of
+        #reader{verdict = continue} = Next -> {noreply, Next};
+        Next -> noreply(Next)
+    end;
 noreply(#reader{verdict = continue} = Reader) ->
     {noreply, Reader};
 noreply(#reader{verdict = {resolve, Reason}} = Reader) ->
@@ -309,15 +369,19 @@ moment(infinity) -> infinity;
 moment(Timeout) -> erlang:monotonic_time(millisecond) + Timeout.
 
 status_map(#reader{stream = StreamId, phase = Phase, writer = Writer, epoch = Epoch, problems = Problems} = Reader) ->
+    Paused = rabbitmq_stream_s3_pause:since(StreamId),
+    All = rabbitmq_stream_s3_problems:list(Problems),
     maps:merge(running_status(Reader), #{
         stream => StreamId,
         state => Phase,
+        paused => Paused,
+        stalled => stalled(Paused, All),
         role => writer,
         reader => self(),
         writer => Writer,
         epoch => Epoch,
         remote => rabbitmq_stream_s3_manifest_cache:range(StreamId),
-        problems => rabbitmq_stream_s3_problems:list(Problems),
+        problems => All,
         counters => rabbitmq_stream_s3_counters:get({stream, StreamId})
     }).
 
@@ -337,10 +401,27 @@ running_status(_Reader) ->
 
 local_status(Context, Persisted) ->
     case rabbitmq_stream_s3_log:range(Context) of
-        {ok, #{first := undefined}} -> #{local => empty, behind => 0};
-        {ok, #{first := First, next := Next}} -> #{local => {First, Next}, behind => max(0, Next - max(First, Persisted))};
-        {error, Reason} -> #{local => {error, Reason}}
+        {ok, #{first := undefined}} ->
+            #{local => empty, behind => 0, lag_bytes => 0, lag_ms => 0};
+        {ok, #{first := First, next := Next}} ->
+            From = max(First, Persisted),
+            maps:merge(#{local => {First, Next}, behind => max(0, Next - From)}, lag(Context, From));
+        {error, Reason} ->
+            #{local => {error, Reason}}
     end.
+
+lag(Context, From) ->
+    case rabbitmq_stream_s3_log:rest(Context, From) of
+        {ok, none} -> #{lag_bytes => 0, lag_ms => 0};
+        {ok, #{bytes := Bytes, timestamp := Ms}} -> #{lag_bytes => Bytes, lag_ms => max(0, erlang:system_time(millisecond) - Ms)};
+        %% Of a log that has just lost or not yet got that chunk.
+        {error, _} -> #{}
+    end.
+
+stalled({stream, Since}, _Problems) -> #{cause => <<"an operator has paused the stream">>, since => Since};
+stalled({node, Since}, _Problems) -> #{cause => <<"an operator has paused the node">>, since => Since};
+stalled(none, [Oldest | _]) -> maps:with([cause, since], Oldest);
+stalled(none, []) -> none.
 
 stalled_offset({Offset, _Reason}) -> Offset;
 stalled_offset(none) -> none.

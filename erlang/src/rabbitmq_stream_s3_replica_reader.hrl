@@ -30,11 +30,14 @@
     %% While running.
     core = none :: none | rabbitmq_stream_s3_replica_reader_core:state(),
     drain = none :: none | rabbitmq_stream_s3_replica_reader_drain:state(),
-    %% Whether a message of ours is under way that goes on draining, or draining waits for fragments in flight.
+    %% Whether a message of ours is under way that goes on draining, or draining waits: for fragments in flight, or because the
+    %% stream is paused.
     draining = false :: boolean(),
     paused = false :: boolean(),
     %% End offsets of fragments that have been cut and are not in the core's manifest yet, oldest first.
     cut = queue:new() :: queue:queue(non_neg_integer()),
+    %% Everything below this offset is to be cut and persisted without waiting for more.
+    flush = none :: none | non_neg_integer(),
     age_timer = none :: none | {reference(), Since :: integer()},
     persist_timer = none :: none | reference(),
     group_timer = none :: none | reference(),

@@ -5,7 +5,7 @@
 -include("rabbitmq_stream_s3.hrl").
 -include("rabbitmq_stream_s3_replica_reader.hrl").
 
--export([start/3, drain/1, force_cut/1, too_old/1, tick/1, await/2]).
+-export([start/3, drain/1, resume/1, flush/1, force_cut/1, too_old/1, tick/1, await/2]).
 -export([transferred/2, persisted/2, grouped/2, upload_group/3]).
 -export([retain/1, retained/2, trimmed/2, answer_trimming/1]).
 
@@ -60,8 +60,10 @@ drain(#reader{drain = Drain} = Reader) ->
             end
     end.
 
-has_room(#reader{cut = Cut}) ->
-    queue:len(Cut) < rabbitmq_stream_s3_config:get(max_in_flight_fragments).
+%% Of a paused stream nothing is cut; what has been cut is uploaded and persisted.
+has_room(#reader{stream = StreamId, cut = Cut}) ->
+    rabbitmq_stream_s3_pause:since(StreamId) =:= none andalso
+        queue:len(Cut) < rabbitmq_stream_s3_config:get(max_in_flight_fragments).
 
 go_on(#reader{draining = true} = Reader) ->
     Reader;
@@ -104,6 +106,32 @@ force_cut(0, Result, #reader{drain = Drain} = Reader) ->
     case ?DRAIN:cut(Drain) of
         {cut, Meta, Next} -> {ok, go_on(cut(Meta, Reader#reader{drain = Next}))};
         empty -> {Result, go_on(Reader)}
+    end.
+
+%% @doc Brings a flush on: ends the fragment that has the last of what is to be flushed as soon as that is drained, and has it
+%% persisted as soon as it is uploaded. To be called whenever something has happened.
+-spec flush(reader()) -> reader().
+flush(#reader{flush = To, core = Core} = Reader) ->
+    case ?CORE:format_state(Core) of
+        #{persisted_next_offset := Persisted} when Persisted >= To -> Reader#reader{flush = none};
+        #{manifest_next_offset := Next} = State when Next >= To -> persist_now(State, Reader);
+        #{} -> cut_now(Reader)
+    end.
+
+%% Not after a failure, which has to wait for its delay like any other.
+persist_now(#{persist_in_flight := false, edits_waiting := Waiting}, #reader{persist_failures = {0, _}, core = Core} = Reader) when
+    Waiting > 0
+->
+    perform_all(?CORE:tick(erlang:system_time(millisecond) + rabbitmq_stream_s3_config:get(persist_interval_ms), Core), Reader);
+persist_now(_State, Reader) ->
+    Reader.
+
+cut_now(#reader{flush = To, drain = Drain} = Reader) ->
+    #{range := {First, Next}} = ?DRAIN:info(Drain),
+    case First < To andalso Next >= To andalso has_room(Reader) andalso ?DRAIN:cut(Drain) of
+        {cut, Meta, Rest} -> cut(Meta, Reader#reader{drain = Rest});
+        empty -> Reader;
+        false -> Reader
     end.
 
 %% @doc The fragment that is being assembled has reached the age at which it is cut.
@@ -190,6 +218,8 @@ drop_until(Next, Cut) ->
         _ -> Cut
     end.
 
+%% @doc Goes on draining, if that waits for something that may have come.
+-spec resume(reader()) -> reader().
 resume(#reader{paused = true} = Reader) ->
     case has_room(Reader) of
         true -> go_on(Reader#reader{paused = false});

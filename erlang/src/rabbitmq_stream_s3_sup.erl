@@ -13,6 +13,7 @@ start_link() ->
 %% Who depends on a process stands behind it and is restarted with it: readers on the names, on what is published, and on the
 %% governor, which takes their uploads along when it dies. A reader that fails concerns its own supervisor only.
 init([]) ->
+    ok = rabbitmq_stream_s3_pause:init(),
     Children = [
         worker(rabbitmq_stream_s3_registry, []),
         worker(rabbitmq_stream_s3_manifest_cache, []),
