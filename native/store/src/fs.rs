@@ -23,13 +23,14 @@ use crate::{
 /// Folder for unfinished files and the lock, below the root. No key may start with it.
 const SCRATCH: &str = ".stream_s3";
 /// Bytes that are gathered before they go to a blocking thread.
-const WRITE_SIZE: usize = 1024 * 1024;
+const WRITE_SIZE: usize = 512 * 1024;
 
 /// An object store in a folder.
 #[derive(Debug)]
 pub struct FsStore {
     tree: Arc<Tree>,
     prepared: AtomicBool,
+    probes: probe::Name,
 }
 
 impl FsStore {
@@ -49,6 +50,7 @@ impl FsStore {
         Ok(Self {
             tree: Arc::new(tree),
             prepared: AtomicBool::new(false),
+            probes: probe::Name::new(),
         })
     }
 
@@ -285,6 +287,6 @@ impl ObjectStore for FsStore {
         let put = |key: String, body: Bytes, options: PutOptions| async move {
             self.put(&key, Body::Bytes(body), options).await.map(|_| ())
         };
-        probe::run(self, prefix, put).await
+        probe::run(self, prefix, &self.probes, put).await
     }
 }

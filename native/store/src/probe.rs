@@ -11,9 +11,25 @@ use crate::{Capabilities, ObjectStore, Part, Precondition, PutOptions, Result};
 /// What the probe objects hold.
 const CONTENT: &[u8] = b"stream-s3 probe: may be deleted\n";
 
+/// Names the objects of one store's probes. The same for each of them, so that a store that lets nobody delete does not fill up with
+/// them, and so that the same complaint is the same sentence; another for each node, so that they do not probe each other's.
+#[derive(Debug)]
+pub(crate) struct Name(u64);
+
+impl Name {
+    pub(crate) fn new() -> Self {
+        Self(rand::random())
+    }
+}
+
 /// Lists, puts, gets, overwrites conditionally, sends a wrong checksum, and deletes what it stored, whatever came out. `put` stores
 /// an object and reports what the store itself said, without comparing its echo.
-pub(crate) async fn run<S, P, F>(store: &S, prefix: &str, put: P) -> Result<Capabilities>
+pub(crate) async fn run<S, P, F>(
+    store: &S,
+    prefix: &str,
+    name: &Name,
+    put: P,
+) -> Result<Capabilities>
 where
     S: ObjectStore + ?Sized,
     P: Fn(String, Bytes, PutOptions) -> F,
@@ -25,7 +41,7 @@ where
         .map_err(|error| error.during(Op::Probe))?;
     let base = prefix.trim_end_matches('/');
     let separator = if base.is_empty() { "" } else { "/" };
-    let key = format!("{base}{separator}probe-{:016x}", rand::random::<u64>());
+    let key = format!("{base}{separator}probe-{:016x}", name.0);
     let keys = vec![key.clone(), format!("{key}-checksum")];
     let tried = attempt(store, &keys[0], &keys[1], put).await;
     let failed = store.delete(&keys).await;

@@ -50,6 +50,7 @@ pub struct S3Store {
     renewed: Option<Arc<Renewed>>,
     /// The store said once that it knows no batch deletes.
     single_deletes: AtomicBool,
+    probes: probe::Name,
 }
 
 impl S3Store {
@@ -105,6 +106,7 @@ impl S3Store {
             settings,
             renewed,
             single_deletes: AtomicBool::new(false),
+            probes: probe::Name::new(),
         })
     }
 
@@ -453,7 +455,7 @@ impl ObjectStore for S3Store {
                 .await
                 .map(|_| ())
         };
-        probe::run(self, prefix, put).await
+        probe::run(self, prefix, &self.probes, put).await
     }
 }
 

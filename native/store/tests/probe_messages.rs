@@ -72,7 +72,7 @@ async fn of_credentials_that_do_not_fit() {
     assert_says(&error, ErrorKind::Invalid, &Failure::Http(403), &sentence);
 }
 
-/// A probe's object has a random name, so what is compared comes after it.
+/// A probe's object has a random name, so what is compared comes before and after it.
 #[tokio::test]
 async fn of_a_permission_that_is_missing() {
     let local = Server::start().await;
@@ -314,4 +314,30 @@ async fn of_a_clock_that_is_wrong() {
          (set this machine's clock: at the store it was 2026-01-01T01:00:00Z)"
     );
     assert_says(&error, ErrorKind::Transient, &Failure::ClockSkew, &sentence);
+}
+
+/// Whoever may not delete is told so, again and again, and does not fill the bucket meanwhile.
+#[tokio::test]
+async fn of_deletes_that_are_denied_is_always_the_same_and_about_the_same_objects() {
+    let local = Server::start().await;
+    let denied = Action::Status {
+        status: 403,
+        code: "AccessDenied".to_owned(),
+    };
+    local
+        .local
+        .faults()
+        .add(Fault::new(Operation::DeleteKey, denied));
+    let store = local.store();
+    let first = store.probe("rabbitmq").await.expect_err("denied").message;
+    assert!(
+        first.starts_with("delete s3://bucket/rabbitmq/probe-"),
+        "{first}"
+    );
+    for _ in 0..3 {
+        let again = store.probe("rabbitmq").await.expect_err("denied");
+        assert_eq!(again.message, first);
+    }
+    // One that was stored, and none of those that the store refused for their checksum.
+    assert_eq!(keys(&store, "", 10).await.len(), 1);
 }
