@@ -1,7 +1,7 @@
 %% @doc The interface for people and other applications. Stream ids are osiris' names of streams, binaries.
 -module(rabbitmq_stream_s3).
 
--export([start/0, get_range/1, await_offset/2, force_cut/1, reconcile/0, set_transfer_rate/2]).
+-export([start/0, get_range/1, await_offset/2, force_cut/1, reconcile/0, set_transfer_rate/2, gc/1]).
 -export([status/0, status/1, print_status/0]).
 -export([pause/0, pause/1, resume/0, resume/1, flush/0, flush/1, flush/2]).
 -export_type([status/0]).
@@ -114,6 +114,12 @@ set_transfer_rate(Rate, Burst) ->
         {error, _} = Error ->
             Error
     end.
+
+%% @doc Looks for garbage in the bucket now, and deletes it, or only counts it: {@link rabbitmq_stream_s3_gc:run/1}.
+-spec gc(delete | dry_run) ->
+    {ok, rabbitmq_stream_s3_gc_pass:report()} | {error, term(), rabbitmq_stream_s3_gc_pass:report()} | {error, term()}.
+gc(Mode) ->
+    rabbitmq_stream_s3_gc:run(Mode).
 
 %% @doc The node as a whole: its store, its governor, its metadata store, and each stream that is tiered from here. Asks each reader.
 -spec status() -> #{paused := none | integer(), store := map(), governor := map(), metadata := map(), settings := map(), streams := [status()]}.

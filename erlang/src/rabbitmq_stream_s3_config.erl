@@ -266,7 +266,6 @@ contradictions() ->
         fun(Get) -> not_above(Get, task_retry_delay_ms, task_retry_delay_max_ms) end,
         fun check_burst/1,
         fun check_prefix/1,
-        fun(Get) -> unsupported(Get, gc_enabled, false) end,
         fun(Get) -> unsupported(Get, pinned_segment_bytes, 2147483648) end
     ].
 

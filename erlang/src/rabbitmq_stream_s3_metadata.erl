@@ -2,7 +2,8 @@
 %% that the application starts beside osiris' data directory.
 %%
 %% `[rabbitmq, rabbitmq_stream_s3, StreamId]' is a stream's container. In a broker it lives as long as the stream's queue.
-%% Below it are `anchor', without which no manifest can be created, and `manifest' with `{Uid, Epoch}' of the current root.
+%% Below it are `anchor', without which no manifest can be created, and `manifest' with `{Uid, Epoch}' of the current root. A
+%% stream whose tier was discarded has `discarded', too: when that was, for the garbage collection.
 %% The revision is the payload version of `manifest'.
 %%
 %% All calls block and take a limit in milliseconds; make them in a process that may wait.
@@ -12,7 +13,8 @@
 
 -export([start/0, stop/0, store_id/0]).
 -export([anchor/3, get/1, get/2, put/3, put/4, delete/2, streams/1]).
--export_type([entry/0, revision/0]).
+-export([discard/3, tier/2, leads/0]).
+-export_type([entry/0, revision/0, tier/0]).
 
 -define(OWN_STORE, rabbitmq_stream_s3_metadata).
 -define(ROOT, [rabbitmq, rabbitmq_stream_s3]).
@@ -22,6 +24,8 @@
 -type stream_id() :: binary().
 -type entry() :: {Uid :: 0..16#FFFFFFFF, Epoch :: non_neg_integer()}.
 -type revision() :: non_neg_integer().
+%% discarded: milliseconds since the Unix epoch.
+-type tier() :: #{root := {entry(), revision()} | none, discarded := integer() | none}.
 
 %% --- the store -------------------------------------------------------------------------------------------------------
 
@@ -216,6 +220,60 @@ streams(Timeout) ->
         {ok, Nodes} -> {ok, lists:sort([Id || [_, _, Id] <- maps:keys(Nodes), is_binary(Id)])};
         {error, {khepri, node_not_found, _}} -> {ok, []};
         {error, Other} -> {error, Other}
+    end.
+
+%% @doc Remembers when the tier of a stream was discarded, in milliseconds since the Unix epoch: objects stored before that belong
+%% to it, unless the manifest lists them. To be called before the manifest that takes its place is put.
+-spec discard(stream_id(), AtMs :: integer(), timeout()) -> ok | {error, not_found | term()}.
+discard(StreamId, AtMs, Timeout) ->
+    Path = existing(StreamId) ++ [discarded],
+    case call(fun(Left) -> khepri_adv:put(store_id(), Path, AtMs, options(#{}, Left)) end, until(Timeout)) of
+        {ok, _} -> ok;
+        {error, {khepri, node_not_found, _}} -> {error, not_found};
+        {error, Other} -> {error, Other}
+    end.
+
+%% @doc What a majority of the members knows of a stream; `not_found' is as sure: there is no such stream. Two reads at most.
+-spec tier(stream_id(), timeout()) -> {ok, tier()} | {error, not_found | term()}.
+tier(StreamId, Timeout) ->
+    Until = until(Timeout),
+    Path = container(StreamId),
+    Children = Path ++ [#if_path_matches{regex = any}],
+    Read = fun(Left) -> khepri_adv:get_many(store_id(), Children, #{favor => consistency, timeout => Left}) end,
+    case call(Read, Until) of
+        {ok, Nodes} when map_size(Nodes) > 0 -> {ok, tier_of(Path, Nodes)};
+        {ok, _None} -> exists(Path, Until);
+        {error, {khepri, node_not_found, _}} -> exists(Path, Until);
+        {error, Other} -> {error, Other}
+    end.
+
+tier_of(Path, Nodes) ->
+    Root =
+        case maps:get(Path ++ [manifest], Nodes, none) of
+            #{data := {_Uid, _Epoch} = Entry, payload_version := Revision} -> {Entry, Revision};
+            none -> none
+        end,
+    Discarded =
+        case maps:get(Path ++ [discarded], Nodes, none) of
+            #{data := AtMs} -> AtMs;
+            none -> none
+        end,
+    #{root => Root, discarded => Discarded}.
+
+%% A container without anything in it is one whose anchor is just being written.
+exists(Path, Until) ->
+    case call(fun(Left) -> khepri_adv:get(store_id(), Path, #{favor => consistency, timeout => Left}) end, Until) of
+        {ok, _} -> {ok, #{root => none, discarded => none}};
+        {error, {khepri, node_not_found, _}} -> {error, not_found};
+        {error, Other} -> {error, Other}
+    end.
+
+%% @doc Whether this node leads the metadata store, as far as it knows: for work that one node should do, but may be done by two.
+-spec leads() -> boolean().
+leads() ->
+    case ra_leaderboard:lookup_leader(store_id()) of
+        {_StoreId, Node} -> Node =:= node();
+        undefined -> false
     end.
 
 %% --- paths and calls -------------------------------------------------------------------------------------------------

@@ -263,8 +263,9 @@ noreply(#reader{verdict = continue} = Reader) ->
     {noreply, Reader};
 noreply(#reader{verdict = {resolve, Reason}} = Reader) ->
     {noreply, resolve_again(Reason, Reader)};
-noreply(#reader{verdict = {stop, {shutdown, stream_deleted} = Reason}, writer = Writer} = Reader) ->
-    ?LOG_NOTICE("stream ~ts has been deleted, its reader stops", [Reader#reader.stream]),
+noreply(#reader{verdict = {stop, {shutdown, stream_deleted} = Reason}, writer = Writer, stream = StreamId} = Reader) ->
+    ?LOG_NOTICE("stream ~ts has been deleted, its reader stops", [StreamId]),
+    ok = rabbitmq_stream_s3_gc:stream_deleted(StreamId),
     ok = rabbitmq_stream_s3_reconciler:ignore(Writer),
     {stop, Reason, Reader}.
 
@@ -293,7 +294,7 @@ resolved({ok, Resolved}, #reader{stream = StreamId} = Reader0) ->
     #{context := Context, epoch := Epoch, root := Root, manifest := Manifest} = Resolved,
     count(manifests_resolved, Reader0),
     ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Manifest),
-    Reader = Reader0#reader{context = Context, epoch = Epoch, root = Root, discarded = false},
+    Reader = Reader0#reader{context = Context, epoch = Epoch, root = Root, discarded = none},
     begin_at(where_to_begin(Resolved), Manifest, Reader);
 resolved({error, Reason}, Reader) ->
     count(manifest_resolution_failures, Reader),

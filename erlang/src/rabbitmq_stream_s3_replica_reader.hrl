@@ -22,10 +22,10 @@
     %% Known from the first resolution on.
     context = none :: none | rabbitmq_stream_s3_log:context(),
     epoch = none :: none | non_neg_integer(),
-    %% The root that is current as far as we know, and whether it is of a manifest that was discarded: then it leads to
-    %% objects that are to stay for a while, so it stays as well.
+    %% The root that is current as far as we know, and since when (milliseconds since the Unix epoch) it is of a manifest that is
+    %% to be discarded: it leads to objects that are to stay for a while, so it stays as well.
     root = none :: none | rabbitmq_stream_s3_metadata:entry(),
-    discarded = false :: boolean(),
+    discarded = none :: none | integer(),
 
     %% While running.
     core = none :: none | rabbitmq_stream_s3_replica_reader_core:state(),

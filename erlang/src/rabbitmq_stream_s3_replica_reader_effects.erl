@@ -32,7 +32,9 @@
 start(Manifest, resume, Reader) ->
     arm_retention_timer(perform_all(?CORE:init(Manifest, options(Reader)), Reader));
 start(Manifest, {reset, At, When}, Reader) ->
-    arm_retention_timer(perform_all(?CORE:init_reset(Manifest, At, When, options(Reader)), Reader#reader{discarded = true})).
+    %% Now, and not when it is persisted: what this process uploads meanwhile is no part of the discarded tier.
+    Discarded = Reader#reader{discarded = erlang:system_time(millisecond)},
+    arm_retention_timer(perform_all(?CORE:init_reset(Manifest, At, When, options(Reader)), Discarded)).
 
 options(#reader{stream = StreamId, epoch = Epoch, context = #{dir := Dir, reference := Reference}}) ->
     #{
@@ -235,14 +237,14 @@ persisted({ok, Root, Revision}, #reader{core = Core, root = Old, discarded = Dis
     count(bytes_persisted_total, Bytes, Reader0),
     Reader = perform_all(?CORE:persist_complete(Revision, Core), ended(persisting, Reader0#reader{
         root = Root,
-        discarded = false,
+        discarded = none,
         resolutions = 0,
         last_persist = erlang:system_time(millisecond),
         persist_failures = {0, none},
         persisting_bytes = 0
     })),
     %% Last, when everybody has been told of the new one.
-    _ = Discarded orelse delete_root(Old, Reader),
+    _ = Discarded =:= none andalso delete_root(Old, Reader),
     delete_dropped(Reader);
 persisted({error, conflict}, #reader{core = Core} = Reader) ->
     count(persist_conflicts, 1, Reader),
@@ -307,7 +309,7 @@ retain(#reader{core = Core, discarded = Discarded} = Reader0) ->
     Reader = arm_retention_timer(Reader0),
     case ?CORE:format_state(Core) of
         %% Otherwise a persist is to come, and retention with it. A tier that is discarded says nothing of the log.
-        #{since_persist := 0, persist_in_flight := false, rebalance_in_flight := false} when not Discarded ->
+        #{since_persist := 0, persist_in_flight := false, rebalance_in_flight := false} when Discarded =:= none ->
             evaluate_remote(evaluate_local(Reader));
         #{} ->
             Reader
@@ -426,7 +428,10 @@ perform({resubmit_transfer_delayed, Ref, _Stream, Dir, Meta, _Reason}, #reader{t
     %% The delay follows from the reason, which the transfers know.
     Reader#reader{transfers = ?TRANSFERS:retry(Ref, Dir, Meta, Transfers)};
 perform({start_persist, Manifest, Epoch, _Reference, Expected, Edits}, #reader{stream = StreamId, tasks = Tasks} = Reader) ->
-    Work = fun(Until) -> rabbitmq_stream_s3_replica_reader_resolve:persist(StreamId, Epoch, Manifest, Expected, Until) end,
+    Discarded = Reader#reader.discarded,
+    Work = fun(Until) ->
+        rabbitmq_stream_s3_replica_reader_resolve:persist(StreamId, Epoch, Manifest, {Expected, Discarded}, Until)
+    end,
     Reader#reader{
         tasks = ?TASKS:start(persist, Work, rabbitmq_stream_s3_config:get(persist_timeout_ms), Tasks),
         persisting_bytes = lists:sum([Size || #edit{size = Size} <- Edits, Size > 0])

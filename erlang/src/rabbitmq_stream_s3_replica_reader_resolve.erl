@@ -163,10 +163,22 @@ local_chunk(#{context := Context, chunk_id := ChunkId}) ->
 %% --- persist ---------------------------------------------------------------------------------------------------------
 
 %% @doc Stores the manifest's root and makes it the current one, if the revision is still the expected one. A root that
-%% lost is deleted; one of which it is not known whether it won is left alone. Any other error comes with its cause.
--spec persist(stream_id(), Epoch :: non_neg_integer(), #manifest{}, Expected :: non_neg_integer(), moment()) ->
-    {ok, entry(), Revision :: pos_integer()} | {error, conflict | not_found | {store | metadata, term()}}.
-persist(StreamId, Epoch, Manifest, Expected, Until) ->
+%% lost is deleted; one of which it is not known whether it won is left alone. Any other error comes with its cause. If the
+%% manifest discards the one before it, since that moment, this is noted first.
+-spec persist(stream_id(), Epoch :: non_neg_integer(), #manifest{}, {Expected, DiscardedMs :: integer() | none}, moment()) ->
+    {ok, entry(), Revision :: pos_integer()} | {error, conflict | not_found | {store | metadata, term()}}
+when
+    Expected :: non_neg_integer().
+persist(StreamId, Epoch, Manifest, {Expected, none}, Until) ->
+    store_root(StreamId, Epoch, Manifest, Expected, Until);
+persist(StreamId, Epoch, Manifest, {Expected, DiscardedMs}, Until) ->
+    case rabbitmq_stream_s3_metadata:discard(StreamId, DiscardedMs, min(left(Until), ?METADATA_ATTEMPT_MS)) of
+        ok -> store_root(StreamId, Epoch, Manifest, Expected, Until);
+        {error, not_found} -> {error, not_found};
+        {error, Reason} -> {error, {metadata, Reason}}
+    end.
+
+store_root(StreamId, Epoch, Manifest, Expected, Until) ->
     case rabbitmq_stream_s3_store:put_root(StreamId, Epoch, Manifest, left(Until)) of
         {ok, Uid} ->
             ok = rabbitmq_stream_s3_counters:add({stream, StreamId}, roots_created),

@@ -21,7 +21,8 @@ init([]) ->
         (worker(rabbitmq_stream_s3_reader_sup, []))#{type => supervisor, shutdown => infinity},
         worker(rabbitmq_stream_s3_reconciler, []),
         worker(rabbitmq_stream_s3_store, []),
-        worker(rabbitmq_stream_s3_reaper, [])
+        worker(rabbitmq_stream_s3_reaper, []),
+        worker(rabbitmq_stream_s3_gc, [])
     ],
     {ok, {#{strategy => rest_for_one, intensity => 10, period => 60}, Children}}.
 

@@ -136,7 +136,6 @@ contradictions_are_refused(_Config) ->
 
 what_this_version_does_not_do_is_refused(_Config) ->
     Cases = [
-        {gc_enabled, true, <<"gc_enabled = true is not supported by this version yet: it must be false, or not set">>},
         {pinned_segment_bytes, 0, <<"pinned_segment_bytes = 0 is not supported by this version yet: it must be 2147483648, or not set">>}
     ],
     [?assertEqual({error, Text}, ?CONFIG:validate((fs())#{Key => Value})) || {Key, Value, Text} <- Cases].

@@ -258,7 +258,9 @@ any_process_may_die(Config) ->
         rabbitmq_stream_s3_governor,
         rabbitmq_stream_s3_reader_sup,
         rabbitmq_stream_s3_reconciler,
-        rabbitmq_stream_s3_store
+        rabbitmq_stream_s3_store,
+        rabbitmq_stream_s3_reaper,
+        rabbitmq_stream_s3_gc
     ],
     [
         begin

@@ -47,6 +47,8 @@ all() ->
         decisions_take_and_answer_their_terms,
         every_reason_has_its_class,
         keys_are_those_of_the_contract,
+        keys_are_told_apart_and_prefixes_end_in_a_slash,
+        retention_and_garbage_take_and_answer_their_terms,
         a_call_takes_less_than_a_millisecond
     ].
 
@@ -699,6 +701,44 @@ keys_are_those_of_the_contract(_Config) ->
 
 %% The bound of a scheduler call, on the largest root that usual thresholds allow. Of several tries the best one counts:
 %% the machine does other things too.
+keys_are_told_apart_and_prefixes_end_in_a_slash(_Config) ->
+    Named = [
+        {{fragment, ?STREAM, 7, 16#ab}, {fragment, 7, 16#ab}},
+        {{root, ?STREAM, 3, 16#ab}, {root, 3, 16#ab}},
+        {{group, ?STREAM, 2, 7, 16#ab}, {group, 2, 7, 16#ab}}
+    ],
+    [?assertEqual(Parsed, ?NIF:parse_key(<<"a/b">>, ?NIF:object_key(<<"a/b">>, ?STREAM, Object))) || {Parsed, Object} <- Named],
+    ?assertEqual({history, <<"run.1">>, 5}, ?NIF:parse_key(<<"a">>, <<"a/history/run.1/00000000000000000005.segment">>)),
+    ?assertEqual(unknown, ?NIF:parse_key(<<"a">>, <<"b/history/run.1/00000000000000000005.segment">>)),
+    ?assertEqual(<<"a/b/stream/stream_1/">>, ?NIF:key_prefix(<<"a/b">>, ?STREAM)),
+    ?assertEqual(<<"a/b/stream/">>, ?NIF:key_prefix(<<"a/b">>, all)),
+    ?assertError({badarg, _}, ?NIF:key_prefix(<<"a">>, <<"no/id">>)).
+
+retention_and_garbage_take_and_answer_their_terms(_Config) ->
+    ?assertEqual({true, false}, {?NIF:may_delete(20, 20), ?NIF:may_delete(20, 19)}),
+    ?assertEqual(2, ?NIF:deletable_segments([0, 10, 20, 30], 29, [])),
+    ?assertEqual(1, ?NIF:deletable_segments([0, 10, 20, 30], 29, [40, 19])),
+    ?assertError({badarg, _}, ?NIF:deletable_segments([0 | 10], 29, [])),
+    Limits = #{gc_min_age_ms => 100, discarded_tier_grace_ms => 1000},
+    Key = ?NIF:object_key(<<"a">>, ?STREAM, {fragment, 7, 1}),
+    Judge = fun(Age, Stream) -> ?NIF:gc_verdict(#{prefix => <<"a">>, key => Key, age_ms => Age}, Stream, Limits) end,
+    Tier = #{epoch => 1, root_uid => 2, root_age_ms => 0, next_offset => 10, listed => false, discarded_ms => undefined},
+    ?assertEqual({keep, unknown}, Judge(200, unknown)),
+    ?assertEqual({keep, unknown}, Judge(undefined, deleted)),
+    ?assertEqual({keep, ahead}, Judge(200, never_persisted)),
+    ?assertEqual({keep, young}, Judge(99, deleted)),
+    ?assertEqual({delete, stream_deleted, always}, Judge(200, deleted)),
+    ?assertEqual({keep, in_use}, Judge(200, {live, Tier#{listed := true}})),
+    ?assertEqual({keep, unknown}, Judge(200, {live, Tier#{listed := undefined}})),
+    ?assertEqual({keep, ahead}, Judge(200, {live, Tier#{next_offset := 7}})),
+    ?assertEqual({keep, unknown}, Judge(200, {live, Tier#{root_age_ms := undefined}})),
+    ?assertEqual({delete, orphan, optional}, Judge(200, {live, Tier})),
+    ?assertEqual({keep, grace}, Judge(2000, {live, Tier#{discarded_ms := 999}})),
+    ?assertEqual({delete, discarded_tier, always}, Judge(2000, {live, Tier#{discarded_ms := 1000}})),
+    ?assertEqual({keep, not_ours}, ?NIF:gc_verdict(#{prefix => <<"b">>, key => Key, age_ms => 200}, deleted, Limits)),
+    ?assertError({badarg, _}, Judge(200, {live, maps:remove(listed, Tier)})),
+    ?assertError({badarg, _}, Judge(200, gone)).
+
 a_call_takes_less_than_a_millisecond(_Config) ->
     M = manifest(0, 4095),
     Root = ?MANIFEST:encode_root(M),
