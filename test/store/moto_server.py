@@ -59,7 +59,7 @@ def interpreter():
         if not stamp.exists():
             shutil.rmtree(folder, ignore_errors=True)
             run(sys.executable, "-m", "venv", str(folder))
-            run(str(folder / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES)
+            run(str(folder / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries", "1", "--timeout", "15", *PACKAGES)
             stamp.touch()
         lock.close()
     return folder / "bin/python"

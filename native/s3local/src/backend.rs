@@ -11,6 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use futures::StreamExt;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::*;
@@ -22,6 +23,13 @@ use crate::fault::{Action, Faults, Operation};
 
 /// Bytes that are gathered before they go to a blocking thread.
 const WRITE_SIZE: usize = 1024 * 1024;
+/// What S3 encodes in the keys of a listing.
+const ENCODED: AsciiSet = NON_ALPHANUMERIC
+    .remove(b'/')
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'*');
 /// Most rows of a page, most keys of a batch.
 const PAGE_SIZE: i32 = 1000;
 
@@ -229,9 +237,36 @@ fn size(entry: &Entry) -> S3Result<i64> {
     i64::try_from(entry.size).map_err(S3Error::internal_error)
 }
 
-fn object(entry: &Entry) -> S3Result<Object> {
+/// How a listing writes keys, and parts of keys: XML cannot hold each character that a key can.
+#[derive(Clone, Copy)]
+struct Spelling {
+    encoded: bool,
+}
+
+impl Spelling {
+    fn new(asked: Option<&EncodingType>) -> Self {
+        Self {
+            encoded: asked.is_some_and(|asked| asked.as_str() == EncodingType::URL),
+        }
+    }
+
+    fn of(self, text: &str) -> String {
+        if self.encoded {
+            utf8_percent_encode(text, &ENCODED).to_string()
+        } else {
+            text.to_owned()
+        }
+    }
+
+    fn told(self) -> Option<EncodingType> {
+        self.encoded
+            .then(|| EncodingType::from_static(EncodingType::URL))
+    }
+}
+
+fn object(entry: &Entry, spelling: Spelling) -> S3Result<Object> {
     Ok(Object {
-        key: Some(entry.key.clone()),
+        key: Some(spelling.of(&entry.key)),
         size: Some(size(entry)?),
         last_modified: Some(tree::time_of(entry.modified_ms).into()),
         e_tag: Some(ETag::Strong(entry.etag.clone())),
@@ -515,16 +550,20 @@ impl S3 for Backend {
         );
         let page =
             blocking(move || list(&tree, &prefix, delimiter.as_deref(), after, rows)).await?;
+        let spelling = Spelling::new(input.encoding_type.as_ref());
+        let (contents, common_prefixes) = shown(&page, spelling)?;
+        let spelled = |text: Option<String>| text.map(|text| spelling.of(&text));
         Ok(S3Response::new(ListObjectsOutput {
             name: Some(input.bucket),
-            prefix: input.prefix,
-            delimiter: input.delimiter,
-            marker: input.marker,
+            prefix: spelled(input.prefix),
+            delimiter: spelled(input.delimiter),
+            marker: spelled(input.marker),
             max_keys: Some(max),
             is_truncated: Some(page.next.is_some()),
-            next_marker: page.next,
-            contents: Some(page.objects.iter().map(object).collect::<S3Result<_>>()?),
-            common_prefixes: Some(page.folders.into_iter().map(common_prefix).collect()),
+            next_marker: spelled(page.next),
+            contents: Some(contents),
+            common_prefixes: Some(common_prefixes),
+            encoding_type: spelling.told(),
             ..ListObjectsOutput::default()
         }))
     }
@@ -549,28 +588,34 @@ impl S3 for Backend {
             blocking(move || list(&tree, &prefix, delimiter.as_deref(), after, rows)).await?;
         let count = i32::try_from(page.objects.len() + page.folders.len())
             .map_err(S3Error::internal_error)?;
+        let spelling = Spelling::new(input.encoding_type.as_ref());
+        let (contents, common_prefixes) = shown(&page, spelling)?;
+        let spelled = |text: Option<String>| text.map(|text| spelling.of(&text));
         Ok(S3Response::new(ListObjectsV2Output {
             name: Some(input.bucket),
-            prefix: input.prefix,
-            delimiter: input.delimiter,
+            prefix: spelled(input.prefix),
+            delimiter: spelled(input.delimiter),
             continuation_token: input.continuation_token,
-            start_after: input.start_after,
+            start_after: spelled(input.start_after),
             max_keys: Some(max),
             key_count: Some(count),
             is_truncated: Some(page.next.is_some()),
             // Not a key, so that nobody takes it for one.
             next_continuation_token: page.next.map(|next| URL_SAFE_NO_PAD.encode(next)),
-            contents: Some(page.objects.iter().map(object).collect::<S3Result<_>>()?),
-            common_prefixes: Some(page.folders.into_iter().map(common_prefix).collect()),
+            contents: Some(contents),
+            common_prefixes: Some(common_prefixes),
+            encoding_type: spelling.told(),
             ..ListObjectsV2Output::default()
         }))
     }
 }
 
-fn common_prefix(prefix: String) -> CommonPrefix {
-    CommonPrefix {
-        prefix: Some(prefix),
-    }
+fn shown(page: &Listing, spelling: Spelling) -> S3Result<(Vec<Object>, Vec<CommonPrefix>)> {
+    let objects = page.objects.iter().map(|entry| object(entry, spelling));
+    let folders = page.folders.iter().map(|folder| CommonPrefix {
+        prefix: Some(spelling.of(folder)),
+    });
+    Ok((objects.collect::<S3Result<_>>()?, folders.collect()))
 }
 
 fn decode_token(token: &str) -> S3Result<String> {

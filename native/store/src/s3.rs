@@ -17,7 +17,9 @@ use aws_sdk_s3::config::{
 };
 use aws_sdk_s3::error::{BoxError, ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::primitives::{ByteStream as SdkStream, SdkBody};
-use aws_sdk_s3::types::{Delete, ObjectIdentifier, ServerSideEncryption, StorageClass};
+use aws_sdk_s3::types::{
+    Delete, EncodingType, ObjectIdentifier, ServerSideEncryption, StorageClass,
+};
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use aws_smithy_types::retry::RetryConfig;
 use aws_smithy_types::timeout::TimeoutConfig;
@@ -259,8 +261,21 @@ impl S3Store {
         answers.filter_map(futures::future::ready).collect().await
     }
 
-    /// A batch, by the way the store knows.
+    /// A batch, and one by one what a batch cannot name: its document would be none that the store can read.
     async fn delete_some(&self, keys: &[String]) -> Result<Vec<(String, StoreError)>> {
+        let (plain, odd): (Vec<String>, Vec<String>) =
+            keys.iter().cloned().partition(|key| fits_xml(key));
+        let mut failures = if plain.is_empty() {
+            Vec::new()
+        } else {
+            self.delete_plain(&plain).await?
+        };
+        failures.extend(self.delete_singly(&odd).await);
+        Ok(failures)
+    }
+
+    /// A batch, by the way the store knows.
+    async fn delete_plain(&self, keys: &[String]) -> Result<Vec<(String, StoreError)>> {
         if self.single_deletes.load(Ordering::Relaxed) {
             return Ok(self.delete_singly(keys).await);
         }
@@ -412,6 +427,8 @@ impl ObjectStore for S3Store {
             .prefix(prefix)
             .max_keys(max)
             .set_continuation_token(from.map(str::to_owned))
+            // Keys may hold characters that XML cannot: one such object, whoever put it there, would make the page unreadable.
+            .encoding_type(EncodingType::Url)
             .set_expected_bucket_owner(self.owner());
         let output = request
             .send()
@@ -427,15 +444,24 @@ impl ObjectStore for S3Store {
         }
         let mut objects = Vec::with_capacity(output.contents().len());
         for object in output.contents() {
-            let (Some(key), Some(size)) = (object.key(), object.size()) else {
-                continue;
+            let size = object.size().and_then(|size| u64::try_from(size).ok());
+            let key = object.key().and_then(|key| match output.encoding_type() {
+                Some(EncodingType::Url) => decode_key(key),
+                Some(_) | None => Some(key.to_owned()),
+            });
+            let (Some(key), Some(size)) = (key, size) else {
+                let message = format!(
+                    "list {}: the store sent a row without a key or a size that can be read",
+                    self.place(prefix)
+                );
+                return Err(StoreError::new(Op::List, Failure::Http(502), message));
             };
             let modified_ms = object
                 .last_modified()
                 .and_then(|time| time.to_millis().ok());
             objects.push(Listed {
-                key: key.to_owned(),
-                size: u64::try_from(size).unwrap_or(0),
+                key,
+                size,
                 modified_ms,
             });
         }
@@ -512,6 +538,19 @@ fn encode_crc32(crc32: u32) -> String {
     BASE64.encode(crc32.to_be_bytes())
 }
 
+/// Whether an XML document can hold the key as it is.
+fn fits_xml(key: &str) -> bool {
+    !key.chars()
+        .any(|c| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'))
+}
+
+/// A key as forms have it: a space is a plus, or `%20` with some stores. `None` where it is no UTF-8.
+fn decode_key(key: &str) -> Option<String> {
+    let spaced = key.replace('+', " ");
+    let decoded = percent_encoding::percent_decode_str(&spaced).decode_utf8();
+    decoded.ok().map(std::borrow::Cow::into_owned)
+}
+
 /// Entity tags travel in quotes, and callers may have lost them.
 fn quoted(etag: &str) -> String {
     if etag.starts_with('"') {
@@ -553,6 +592,18 @@ mod tests {
     #[test]
     fn a_checksum_is_base64_of_its_big_endian_bytes() {
         assert_eq!(encode_crc32(crc32fast::hash(b"123456789")), "y/Q5Jg==");
+    }
+
+    #[test]
+    fn a_key_of_a_listing_is_decoded_as_forms_are() {
+        for (encoded, key) in [
+            ("a%2Bb+c%20d", "a+b c d"),
+            ("%C3%BC/%01", "ü/\u{1}"),
+            ("100%25", "100%"),
+        ] {
+            assert_eq!(decode_key(encoded).as_deref(), Some(key));
+        }
+        assert_eq!(decode_key("%FF"), None);
     }
 
     #[test]

@@ -411,6 +411,7 @@ async fn odd_keys_are_keys(store: Store) {
         "(a)*",
         "a?b#c",
         "@:,",
+        "tab\tand\u{1}control",
     ]
     .map(|key| format!("odd/{key}"))
     .to_vec();

@@ -13,7 +13,7 @@ use support::*;
 
 #[tokio::test]
 async fn a_put_is_plain_of_known_length_and_unsigned_with_the_checksum_in_a_header() {
-    for size in [0, 1, 700_000] {
+    for size in [0, 1, 700_000, 3 << 20] {
         let content = bytes(size);
         for body in [Body::Bytes(content.clone()), stream(&content, 50_000)] {
             let (endpoint, seen) = server(STORED).await;
