@@ -8,6 +8,7 @@ mod admin;
 mod backend;
 pub mod counters;
 pub mod fault;
+mod listing;
 mod socket;
 mod wire;
 

@@ -11,6 +11,7 @@ mod probe;
 pub mod s3;
 mod sdk_error;
 mod settings;
+mod spelling;
 pub mod tree;
 
 use std::fmt;
