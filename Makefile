@@ -4,6 +4,9 @@
 SHELL := bash
 FLAVOUR ?= default
 FILE ?=
+SEEDS ?= 20000
+FROM ?= 0
+TWIN ?=
 
 # Where the commands that demo, shell and the suites start are built.
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -11,7 +14,7 @@ export STREAM_S3_S3LOCAL := $(TARGET)/release/s3local
 export STREAM_S3_CLI := $(TARGET)/release/stream-s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo shell test test-deep ct-file soak fuzz bench-core check fmt doc clean
+.PHONY: help setup build demo shell test test-deep sim sim-twins ct-file soak fuzz bench-core check fmt doc clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +36,12 @@ test: setup ## All Rust tests, all suites on the first flavour, the fast ones on
 
 test-deep: setup ## The same with ignored tests, many more random cases, and all suites on every flavour.
 	@.ci/test deep
+
+sim: ## Simulates the upload path in worlds that follow from seeds (SEEDS=, FROM=, TWIN=); tells the story of a violation.
+	@cargo run --release --quiet -p stream_s3_sim -- --seeds $(SEEDS) --from $(FROM) $(if $(TWIN),--twin $(TWIN))
+
+sim-twins: ## Takes out each guard in turn: the simulation has to find the damage.
+	@cargo run --release --quiet -p stream_s3_sim -- --twins --seeds 20000
 
 ct-file: build ## Runs suites by file, from anywhere: FILE=some_SUITE.erl (FLAVOUR=...).
 	@[[ -n "$(FILE)" ]] || { echo 'error: say which: make ct-file FILE=test/.../some_SUITE.erl' >&2; exit 1; }

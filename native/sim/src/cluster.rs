@@ -235,6 +235,15 @@ impl Member {
         self.durable = self.durable.min(next);
     }
 
+    /// How many of the oldest segments hold nothing but committed chunks.
+    pub(crate) fn committed_segments(&self, writer: Writer) -> usize {
+        self.segments.partition_point(|segment| {
+            let segment = segment.borrow();
+            let last = segment.chunks.last();
+            last.is_none_or(|(chunk, _)| chunk.id as i64 <= writer.committed)
+        })
+    }
+
     /// Deletes up to `count` of the oldest segments; how many.
     pub(crate) fn trim(&mut self, count: usize) -> usize {
         let count = count.min(self.segments.len().saturating_sub(1));

@@ -324,13 +324,14 @@ impl Env {
     /// Tells those who listen.
     pub(crate) fn notify(&mut self) {
         let members = &self.cluster.members;
-        let (ready, rest) = std::mem::take(&mut self.listeners)
-            .into_iter()
-            .partition(|(node, _, offset)| {
-                members[*node].writer.is_none_or(|writer| {
-                    u64::try_from(writer.committed).is_ok_and(|committed| committed >= *offset)
-                })
-            });
+        let (ready, rest) =
+            std::mem::take(&mut self.listeners)
+                .into_iter()
+                .partition(|(node, _, offset)| {
+                    members[*node].writer.is_none_or(|writer| {
+                        u64::try_from(writer.committed).is_ok_and(|committed| committed >= *offset)
+                    })
+                });
         self.listeners = rest;
         let ready: Vec<(usize, Pid, u64)> = ready;
         for (node, reader, _) in ready {

@@ -57,10 +57,11 @@ fn judge(env: &mut Env, listing: &[(String, u64)]) -> Vec<(String, u64)> {
         return Vec::new();
     }
     let root = env.metadata.root;
-    let root_key = root.map(|((uid, epoch), _)| {
-        key::root(&env.prefix, &env.stream, Epoch(epoch), Uid(uid))
-    });
-    let stored = root_key.as_ref().and_then(|key| env.bucket.objects.get(key));
+    let root_key =
+        root.map(|((uid, epoch), _)| key::root(&env.prefix, &env.stream, Epoch(epoch), Uid(uid)));
+    let stored = root_key
+        .as_ref()
+        .and_then(|key| env.bucket.objects.get(key));
     let manifest = stored.and_then(|(bytes, _)| decode_root(bytes).ok());
     let mut used = BTreeSet::new();
     let known = manifest

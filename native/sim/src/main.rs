@@ -40,7 +40,10 @@ fn main() -> ExitCode {
     let twin = args.twin.as_deref().and_then(Twin::of_name);
     if let (Some(name), None) = (&args.twin, twin) {
         let names: Vec<&str> = Twin::ALL.iter().map(|twin| twin.name()).collect();
-        eprintln!("error: no guard is called {name}; there are {}", names.join(", "));
+        eprintln!(
+            "error: no guard is called {name}; there are {}",
+            names.join(", ")
+        );
         return ExitCode::FAILURE;
     }
     let limits = Limits {

@@ -36,11 +36,16 @@ pub(crate) type MetaAnswer = Result<MetaValue, MetaError>;
 /// What becomes of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MetaFate {
-    Done { after: u64, reply: u64 },
+    Done {
+        after: u64,
+        reply: u64,
+    },
     /// Never performed, never answered.
     Lost,
     /// Performed, not answered.
-    Silent { after: u64 },
+    Silent {
+        after: u64,
+    },
 }
 
 /// The store.
@@ -99,7 +104,11 @@ impl Metadata {
         let not_fenced = stored.1 <= entry.1 || twin == Some(Twin::EpochCheck);
         if expected > 0 && revision_fits && not_fenced {
             // A write of what is there already does not count.
-            let next = if stored == entry { revision } else { revision + 1 };
+            let next = if stored == entry {
+                revision
+            } else {
+                revision + 1
+            };
             self.root = Some((entry, next));
             return Ok(MetaValue::Written(next));
         }

@@ -14,7 +14,7 @@ use stream_s3_core::manifest::{Entry, Manifest, ObjectRef, decode_group, decode_
 use stream_s3_core::units::{Epoch, Offset, Revision, Uid};
 
 use crate::bucket::Body;
-use crate::cluster::{StoredChunk, Writer};
+use crate::cluster::{Member, StoredChunk, Writer};
 use crate::env::Env;
 use crate::metadata::RootEntry;
 
@@ -71,6 +71,18 @@ pub(crate) struct Oracle {
     nodes: BTreeMap<u64, usize>,
 }
 
+/// Whether a member's log is not the one that a tier was made from.
+fn contradicts(member: &Member, tier: &Tier) -> bool {
+    let range = member.range();
+    let first = range.first.unwrap_or(range.next);
+    let mut chunks = tier.fragments.iter().flat_map(|live| &live.parsed.chunks);
+    tier.manifest.next_offset.0 > range.next
+        || chunks.any(|identity| {
+            let found = member.chunk_at(identity.0).map(|chunk| chunk.identity());
+            identity.0 >= first && found != Some(*identity)
+        })
+}
+
 fn fail(invariant: u8, what: impl Into<String>) -> Check {
     Err(Violation {
         invariant,
@@ -117,9 +129,19 @@ impl Oracle {
         let mut all = tier.fragments.iter().flat_map(|live| &live.parsed.chunks);
         all.find(|identity| match self.truth.get(&identity.0) {
             Some(chunk) => chunk.identity() != **identity,
-            None => identity.0 >= begin,
+            None => self
+                .chunks
+                .get(identity)
+                .is_none_or(|chunk| chunk.next() > begin),
         })
         .copied()
+    }
+
+    /// Whether no chunk of the committed log ends where the manifest does.
+    fn ends_nowhere(&self, manifest: &Manifest) -> bool {
+        let next = manifest.next_offset.0;
+        let begin = self.truth.first_key_value().map_or(0, |(id, _)| *id);
+        next > begin && next != self.end() && !self.truth.contains_key(&next)
     }
 
     /// Callers that should have been answered.
@@ -229,6 +251,12 @@ impl Env {
             self.oracle.losses += 1;
             self.coverage.hit("committed chunks lost");
             self.note(|| format!("all committed chunks from {lost} on are lost"));
+        }
+        // A member that was away may bring back what had been lost.
+        for chunk in self.cluster.members[leader].chunks() {
+            if self.oracle.chunks.contains_key(&chunk.identity()) {
+                self.oracle.truth.insert(chunk.id, chunk);
+            }
         }
     }
 
@@ -470,14 +498,16 @@ impl Env {
                 .iter()
                 .zip(&after.fragments)
                 .all(|(old, new)| old.key == new.key);
-        let continues = same
-            && next >= old.next_offset.0
-            && (!kept.is_empty() || first == old.next_offset.0);
+        let continues =
+            same && next >= old.next_offset.0 && (!kept.is_empty() || first == old.next_offset.0);
         if continues {
             return self.dropped_rightly(before, &kept, first);
         }
         let gap = first > old.next_offset.0 && (!alive || local_first > old.next_offset.0);
-        if gap || self.oracle.is_phantom(before).is_some() {
+        // A writer whose own log lost records, while another has them still: it cannot know.
+        let lossy = self.oracle.losses > 0 && contradicts(member, before);
+        let wrong = self.oracle.is_phantom(before).is_some() || self.oracle.ends_nowhere(old);
+        if gap || wrong || lossy {
             return starts("a new tier");
         }
         fail(

@@ -89,7 +89,7 @@ impl Plan {
         let faulty = |rng: &mut Rng, most: u64| if calm { 0 } else { rng.between(0, most) };
         let store_faults = faulty(rng, 250);
         let metadata_faults = faulty(rng, 250);
-        Self {
+        let mut plan = Self {
             horizon,
             write_every: rng.between(40, 400),
             segment_bytes: rng.between(120, 2_000),
@@ -126,6 +126,19 @@ impl Plan {
             flush_every: rng.between(200, 25_000),
             delete_at: rng.chance(70).then(|| rng.between(1_000, horizon)),
             gc_every: rng.chance(350).then(|| rng.between(1_000, 8_000)),
+        };
+        if rng.chance(80) {
+            plan.hurry(rng);
         }
+        plan
+    }
+
+    /// Makes it a world in which retention is always on the heels of the uploads.
+    fn hurry(&mut self, rng: &mut Rng) {
+        self.segment_bytes = rng.between(60, 200);
+        self.fragment_target = rng.between(20, 80);
+        self.max_in_flight = 1;
+        self.trim_every = Some(rng.between(40, 200));
+        self.store_faults /= 8;
     }
 }

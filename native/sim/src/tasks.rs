@@ -6,7 +6,9 @@ use stream_s3_core::chunk::{CHUNK_HEADER_SIZE, ChunkHeader};
 use stream_s3_core::decisions::resolution::{
     Fetched, Metadata as Known, Resolve, Resolved, resolve, resolved,
 };
-use stream_s3_core::decisions::timeline::{ChunkIdentity, LocalChunk, Timeline, check_continuation, check_timeline};
+use stream_s3_core::decisions::timeline::{
+    ChunkIdentity, LocalChunk, Timeline, check_continuation, check_timeline,
+};
 use stream_s3_core::error::TransferError;
 use stream_s3_core::fragment::{INDEX_RECORD_SIZE, IndexRecord, OBJECT_HEADER};
 use stream_s3_core::key;
@@ -219,9 +221,7 @@ impl Task {
                     self.limit(env, limit);
                     None
                 }
-                Answer::Store(_) | Answer::Meta(_) => {
-                    Some(TaskResult::Retained(retention.clone()))
-                }
+                Answer::Store(_) | Answer::Meta(_) => Some(TaskResult::Retained(retention.clone())),
             },
         }
     }
@@ -391,8 +391,12 @@ impl Task {
             return None;
         };
         let newest = at.manifest.entries.back().copied();
-        if newest.is_none() || env.is(Twin::TimelineCheck) {
+        if env.is(Twin::TimelineCheck) {
             return self.finish(env, Timeline::Unverifiable);
+        }
+        if newest.is_none() {
+            let timeline = self.continuation(env, None);
+            return self.finish(env, timeline);
         }
         self.newest(env, newest)
     }
@@ -457,12 +461,8 @@ impl Task {
         let local = local_chunk(env, self.node, chunk_id);
         let newest = ChunkIdentity::from(&header);
         let mut timeline = check_timeline(&newest, &local);
-        if timeline == Timeline::Unverifiable
-            && !env.is(Twin::ContinuationCheck)
-            && let Work::Resolve(at) = &self.work
-        {
-            let next = local_chunk(env, self.node, at.manifest.next_offset);
-            timeline = check_continuation(&newest, &next);
+        if timeline == Timeline::Unverifiable {
+            timeline = self.continuation(env, Some(&newest));
         }
         env.coverage.hit(match timeline {
             Timeline::Same => "timeline same",
@@ -470,6 +470,21 @@ impl Task {
             Timeline::Unverifiable => "timeline unverifiable",
         });
         self.finish(env, timeline)
+    }
+
+    /// What the log has where the tier ends, where its newest chunk does not tell.
+    fn continuation(&self, env: &Env, newest: Option<&ChunkIdentity>) -> Timeline {
+        match &self.work {
+            Work::Resolve(at) if !env.is(Twin::ContinuationCheck) => {
+                let next = local_chunk(env, self.node, at.manifest.next_offset);
+                check_continuation(newest, &next)
+            }
+            Work::Resolve(_)
+            | Work::Persist(_)
+            | Work::Group { .. }
+            | Work::Retention(_)
+            | Work::Decided(_) => Timeline::Unverifiable,
+        }
     }
 
     fn finish(
@@ -580,7 +595,9 @@ impl Task {
         };
         match answer {
             Answer::Start => {
-                let first = entries.first().map_or(Offset(0), |entry| entry.first_offset);
+                let first = entries
+                    .first()
+                    .map_or(Offset(0), |entry| entry.first_offset);
                 let key = key::group(&env.prefix, &env.stream, *kind, first, *uid);
                 match encode_group(*kind, entries) {
                     Ok(bytes) => {
@@ -607,8 +624,13 @@ impl Task {
         let entries = match answer {
             Answer::Start => {
                 let group = continuation.group();
-                let key =
-                    key::group(&env.prefix, &env.stream, group.kind, group.offset, group.uid);
+                let key = key::group(
+                    &env.prefix,
+                    &env.stream,
+                    group.kind,
+                    group.offset,
+                    group.uid,
+                );
                 *waiting = Some(continuation);
                 let part = Part::Whole;
                 self.store(env, StoreOp::Get { key, part });

@@ -218,7 +218,13 @@ impl World {
             return;
         }
         let member = env.rng.between(0, MEMBERS as u64 - 1) as usize;
-        let count = env.rng.between(1, 5) as usize;
+        // A writer's log keeps what is not committed.
+        let kept = env.cluster.members[member]
+            .writer
+            .map_or(usize::MAX, |writer| {
+                env.cluster.members[member].committed_segments(writer)
+            });
+        let count = (env.rng.between(1, 8) as usize).min(kept);
         if env.cluster.members[member].trim(count) > 0 {
             env.coverage.hit("user retention");
             env.note(|| format!("retention trims the log of member {member}"));
@@ -525,7 +531,10 @@ impl World {
             self.env.violate(4, format!("no rest: {what}"));
             return;
         }
-        if since <= 3_000 && !self.deleted {
+        let current = env.cluster.current();
+        let empty =
+            current.is_none_or(|(leader, _)| env.cluster.members[leader].range().first.is_none());
+        if (since <= 3_000 || empty) && !self.deleted {
             // A log that lost everything stays empty until somebody writes.
             let (now, clock) = (env.now, env.clock());
             for _ in 0..3 {

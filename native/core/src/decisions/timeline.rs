@@ -56,15 +56,17 @@ pub fn check_timeline(remote: &ChunkIdentity, local: &LocalChunk) -> Timeline {
     }
 }
 
-/// Compares the tier's newest chunk with what the log has where the tier ends, for a log that has trimmed the chunk itself: what
-/// [`check_timeline`] cannot tell may still be told by what should follow. A log whose chunk reaches across the tier's end was not the one that was
-/// tiered, nor is one whose next chunk is of an earlier epoch, because epochs ascend. Without this a reader would try for ever to
-/// open a log at an offset where no chunk begins.
+/// Compares a tier with what the log has where the tier ends, for what [`check_timeline`] cannot tell: the log has trimmed the newest chunk, or an
+/// empty tier has none (`newest` is `None`). A log whose chunk reaches across the tier's end was not the one that was tiered, nor is one
+/// whose next chunk is of an earlier epoch, because epochs ascend. Without this a reader would try for ever to open a log at an offset
+/// where no chunk begins.
 #[must_use]
-pub fn check_continuation(remote: &ChunkIdentity, next: &LocalChunk) -> Timeline {
+pub fn check_continuation(newest: Option<&ChunkIdentity>, next: &LocalChunk) -> Timeline {
     match next {
         LocalChunk::InsideAnother => Timeline::Different,
-        LocalChunk::Found(found) if found.epoch < remote.epoch => Timeline::Different,
+        LocalChunk::Found(found) if newest.is_some_and(|newest| found.epoch < newest.epoch) => {
+            Timeline::Different
+        }
         // `Trimmed` is also the end of the log.
         LocalChunk::Found(_) | LocalChunk::Trimmed => Timeline::Unverifiable,
     }
@@ -123,7 +125,11 @@ mod tests {
     #[test]
     fn a_chunk_across_the_end_of_the_tier_is_another_timeline() {
         assert_eq!(
-            check_continuation(&CHUNK, &LocalChunk::InsideAnother),
+            check_continuation(Some(&CHUNK), &LocalChunk::InsideAnother),
+            Timeline::Different
+        );
+        assert_eq!(
+            check_continuation(None, &LocalChunk::InsideAnother),
             Timeline::Different
         );
     }
@@ -137,15 +143,25 @@ mod tests {
                 crc: 0,
             })
         };
-        assert_eq!(check_continuation(&CHUNK, &next(1)), Timeline::Different);
-        assert_eq!(check_continuation(&CHUNK, &next(2)), Timeline::Unverifiable);
-        assert_eq!(check_continuation(&CHUNK, &next(3)), Timeline::Unverifiable);
+        assert_eq!(
+            check_continuation(Some(&CHUNK), &next(1)),
+            Timeline::Different
+        );
+        assert_eq!(
+            check_continuation(Some(&CHUNK), &next(2)),
+            Timeline::Unverifiable
+        );
+        assert_eq!(
+            check_continuation(Some(&CHUNK), &next(3)),
+            Timeline::Unverifiable
+        );
+        assert_eq!(check_continuation(None, &next(0)), Timeline::Unverifiable);
     }
 
     #[test]
     fn a_log_that_ends_with_the_tier_cannot_tell() {
         assert_eq!(
-            check_continuation(&CHUNK, &LocalChunk::Trimmed),
+            check_continuation(Some(&CHUNK), &LocalChunk::Trimmed),
             Timeline::Unverifiable
         );
     }

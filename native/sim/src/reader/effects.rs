@@ -321,9 +321,8 @@ impl Reader {
         let forgets = env.is(Twin::TimerOnExit);
         self.tell(env, |core| {
             let mut effects = event(core);
-            effects.retain(|effect| {
-                !forgets || !matches!(effect, Effect::StartPersistTimer { .. })
-            });
+            effects
+                .retain(|effect| !forgets || !matches!(effect, Effect::StartPersistTimer { .. }));
             effects
         });
     }
@@ -595,9 +594,13 @@ fn keys_of(env: &Env, objects: &[ObjectRef]) -> Vec<String> {
             ObjectRef::Fragment(fragment) => {
                 key::fragment(&env.prefix, &env.stream, fragment.offset, fragment.uid)
             }
-            ObjectRef::Group(group) => {
-                key::group(&env.prefix, &env.stream, group.kind, group.offset, group.uid)
-            }
+            ObjectRef::Group(group) => key::group(
+                &env.prefix,
+                &env.stream,
+                group.kind,
+                group.offset,
+                group.uid,
+            ),
         })
         .collect()
 }

@@ -182,7 +182,12 @@ impl Reader {
             self.paused,
             self.listening,
             self.cut,
-            (self.persist_timer, self.age_timer, self.group_timer, self.resolve_timer),
+            (
+                self.persist_timer,
+                self.age_timer,
+                self.group_timer,
+                self.resolve_timer
+            ),
             self.tasks,
             self.core.as_ref().map(Machine::status)
         )

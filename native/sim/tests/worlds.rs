@@ -1,0 +1,105 @@
+//! Worlds that must be all right, and worlds in which something is missing.
+
+use stream_s3_sim::{Limits, Twin, run, search};
+
+/// Worlds of a run with all guards in place.
+const WORLDS: u64 = 5_000;
+/// Within so many the damage of a missing guard has to show.
+const PATIENCE: u64 = 20_000;
+
+#[test]
+fn no_invariant_is_violated_in_five_thousand_worlds() {
+    let report = search(0, WORLDS, Limits::NONE);
+    assert!(report.finding.is_none(), "{:?}", report.finding);
+    assert_eq!(report.seeds, WORLDS);
+    // What the worlds are for must have happened in them.
+    for what in [
+        "start resume",
+        "start local ahead",
+        "start remote ahead",
+        "timeline different",
+        "effect reinitialize",
+        "effect stop",
+        "effect resubmit_transfer",
+        "effect resubmit_transfer_delayed",
+        "effect upload_group mega",
+        "event retention_complete",
+        "event retention_failed",
+        "event group_upload_failed",
+        "event persist_failed conflict",
+        "event persist_failed not_found",
+        "event persist_failed other",
+        "store lost reply",
+        "store late arrival",
+        "metadata timeout with effect",
+        "metadata late effect",
+        "committed chunks lost",
+        "gc deletes",
+        "replica resync",
+        "local retention",
+        "given-up attempt succeeded",
+    ] {
+        assert!(report.coverage.count(what) > 0, "no world has: {what}");
+    }
+}
+
+#[test]
+fn a_seed_is_a_world() {
+    for seed in [1, 77, 4_321] {
+        let (one, other) = (run(seed, Limits::NONE, true), run(seed, Limits::NONE, true));
+        assert_eq!(one.trace, other.trace);
+        assert_eq!(
+            (one.events, one.faults, one.ended),
+            (other.events, other.faults, other.ended)
+        );
+    }
+}
+
+macro_rules! twins {
+    ($($name:ident: $twin:ident,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let limits = Limits {
+                    twin: Some(Twin::$twin),
+                    ..Limits::NONE
+                };
+                let report = search(0, PATIENCE, limits);
+                assert!(report.finding.is_some(), "nothing found in {PATIENCE} worlds");
+            }
+        )*
+
+        #[test]
+        fn every_twin_has_a_test() {
+            assert_eq!(Twin::ALL, [$(Twin::$twin,)*]);
+        }
+    };
+}
+
+twins! {
+    an_uncommitted_chunk_that_is_drained_is_noticed: CommitCheck,
+    a_gap_that_is_jumped_is_noticed: GapCheck,
+    an_old_result_that_counts_is_noticed: GenerationCheck,
+    a_deletion_before_its_persist_is_noticed: DeleteAfterPersist,
+    an_old_root_that_is_deleted_too_early_is_noticed: OldRootAfterSwap,
+    a_root_of_unknown_outcome_that_is_deleted_is_noticed: KeepUnknownRoot,
+    a_conflict_with_oneself_is_noticed: OwnConflictIsSuccess,
+    a_write_on_an_old_revision_is_noticed: RevisionCheck,
+    a_write_of_an_old_epoch_is_noticed: EpochCheck,
+    an_object_without_an_anchor_is_noticed: AnchorFirst,
+    retention_beside_a_group_is_noticed: MutatorExclusion,
+    edits_that_wait_without_a_timer_are_noticed: TimerOnExit,
+    a_tick_that_is_not_repeated_for_edits_is_noticed: RearmForEdits,
+    a_speculative_manifest_that_is_published_is_noticed: PersistedOnlyCache,
+    a_reset_that_is_published_before_it_is_persisted_is_noticed: ResetPersistedFirst,
+    another_timeline_that_is_continued_is_noticed: TimelineCheck,
+    a_log_that_never_opens_is_noticed: ContinuationCheck,
+    an_unreadable_root_that_counts_as_empty_is_noticed: ErrorIsNotEmpty,
+    a_fragment_that_is_dropped_is_noticed: NeverDropped,
+    an_object_that_is_overwritten_is_noticed: UidPerAttempt,
+    a_caller_that_is_answered_too_early_is_noticed: WaitersAfterPersist,
+    an_attempt_that_never_ends_is_noticed: TransferDeadline,
+    a_young_object_that_is_collected_is_noticed: GcAge,
+    an_edit_that_is_applied_out_of_order_is_noticed: ReplicaSequence,
+    a_local_segment_that_goes_too_early_is_noticed: LocalFloor,
+}
