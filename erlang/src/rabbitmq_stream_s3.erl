@@ -121,8 +121,19 @@ set_transfer_rate(Rate, Burst) ->
 gc(Mode) ->
     rabbitmq_stream_s3_gc:run(Mode).
 
-%% @doc The node as a whole: its store, its governor, its metadata store, and each stream that is tiered from here. Asks each reader.
--spec status() -> #{paused := none | integer(), store := map(), governor := map(), metadata := map(), settings := map(), streams := [status()]}.
+%% @doc The node as a whole: its store, its governor, its metadata store, what it deletes, and each stream that is tiered from
+%% here. Asks each reader.
+-spec status() ->
+    #{
+        paused := none | integer(),
+        store := map(),
+        governor := map(),
+        metadata := map(),
+        deletions := map(),
+        garbage := map(),
+        settings := map(),
+        streams := [status()]
+    }.
 status() ->
     Readers = rabbitmq_stream_s3_registry:list(),
     #{
@@ -130,6 +141,8 @@ status() ->
         store => rabbitmq_stream_s3_store:status(),
         governor => rabbitmq_stream_s3_governor:info(),
         metadata => (rabbitmq_stream_s3_counters:get(metadata))#{store_id => rabbitmq_stream_s3_metadata:store_id()},
+        deletions => maps:merge(rabbitmq_stream_s3_counters:get(objects), rabbitmq_stream_s3_reaper:status()),
+        garbage => rabbitmq_stream_s3_gc:status(),
         settings => rabbitmq_stream_s3_config:redact(maps:from_list(application:get_all_env(rabbitmq_stream_s3))),
         streams => [reader_status(StreamId, Pid) || {StreamId, Pid} <- Readers]
     }.

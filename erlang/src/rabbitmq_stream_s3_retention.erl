@@ -79,8 +79,8 @@ local(#{name := Name, dir := Dir, shared := Shared, reference := Reference}, Wri
                 Owner ! {Tag, trim(Dir, Shared, {osiris_writer, Reference}, PersistedNext, Replicas)},
                 ok
             end,
-            %% A key of our own: an evaluation under the stream's name would take the place of osiris' own.
-            ok = osiris_retention:eval({?MODULE, Name}, Dir, ?NO_LIMIT, Trim),
+            %% A key of our own, which no stream can have as its name: under that one it would take the place of osiris' own.
+            ok = osiris_retention:eval(<<"rabbitmq_stream_s3 ", Name/binary>>, Dir, ?NO_LIMIT, Trim),
             receive
                 {Tag, Result} -> Result
             after left(Until) -> {error, timeout}

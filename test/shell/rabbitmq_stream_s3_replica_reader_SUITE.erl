@@ -499,7 +499,8 @@ status_tells_where_a_stream_stands(Config) ->
         } when Ms =< Now andalso Ms > Now - 60000,
         Status
     ),
-    #{streams := Streams, store := Store, settings := Settings, metadata := Metadata} = rabbitmq_stream_s3:status(),
+    #{streams := Streams, store := Store, settings := Settings, metadata := Metadata, deletions := Deletions} = rabbitmq_stream_s3:status(),
+    ?assertMatch(#{cause := none, objects_deleted := _}, Deletions),
     ?assertEqual([Stream], [S || #{stream := S} <- Streams, S =:= Stream]),
     ?assertMatch(#{state := accessible}, Store),
     ?assertMatch(#{store := fs}, Settings),
