@@ -13,7 +13,7 @@ use stream_s3_runtime::integrity::{Check, Plan, Planner};
 
 const FILE: u64 = 256 << 20;
 const ROUNDS: usize = 9;
-const BUFFER: usize = 1 << 20;
+const BUFFER: usize = 256 << 10;
 
 struct Segment {
     file: File,
@@ -110,10 +110,13 @@ fn main() {
         ("send: bytes read", Vec::new()),
         ("send: bytes read and checked", Vec::new()),
     ];
-    let mut room = vec![0; BUFFER];
+    // Aligned as the buffers of uploads are; see there.
+    let mut room = vec![0; BUFFER + 4096];
+    let start = room.as_ptr().align_offset(4096);
+    let room = &mut room[start..start + BUFFER];
     for data in [512, 4 << 10, 32 << 10, 1 << 20] {
         let segment = segment(data);
-        let plan = Arc::new(combine(&segment, &mut room));
+        let plan = Arc::new(combine(&segment, room));
         let mut samples = vec![Vec::new(); rows.len()];
         for _ in 0..ROUNDS {
             let mut timed = |way: usize, run: &mut dyn FnMut()| {
@@ -122,22 +125,22 @@ fn main() {
                 let gib = segment.end as f64 / (1_u64 << 30) as f64;
                 samples[way].push((cpu_ms() - start) / gib);
             };
-            timed(0, &mut || drop(combine(&segment, &mut room)));
+            timed(0, &mut || drop(combine(&segment, room)));
             timed(1, &mut || {
                 let mut object = crc32fast::Hasher::new();
-                each_piece(&segment, &mut room, |bytes| {
+                each_piece(&segment, room, |bytes| {
                     two_crcs(bytes, data as usize, &mut object);
                 });
                 std::hint::black_box(object.finalize());
             });
             timed(2, &mut || {
-                each_piece(&segment, &mut room, |bytes| {
+                each_piece(&segment, room, |bytes| {
                     std::hint::black_box(bytes);
                 });
             });
             timed(3, &mut || {
                 let mut check = Check::new(Arc::clone(&plan));
-                each_piece(&segment, &mut room, |bytes| {
+                each_piece(&segment, room, |bytes| {
                     check.feed(bytes).expect("sound");
                 });
             });

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::executor::Executor;
 const KEPT_OPEN: usize = 16;
 
 /// The segment files of one log directory, as far as one transfer has opened them.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Segments {
     dir: PathBuf,
     open: Vec<(Offset, Arc<File>)>,
@@ -62,6 +63,21 @@ impl Segments {
     fn path(&self, offset: Offset) -> PathBuf {
         self.dir.join(format!("{:020}.segment", offset.0))
     }
+}
+
+/// Reads at `position` what can be had without waiting for a disk; answers how many bytes that are. Fewer than there is `space` for
+/// says nothing: not of the file's end, and not of an error. Where the file system cannot tell, it is always none.
+pub(crate) fn read_cached(file: &File, space: &mut [u8], position: u64) -> usize {
+    let Ok(offset) = libc::off_t::try_from(position) else {
+        return 0;
+    };
+    let part = libc::iovec {
+        iov_base: space.as_mut_ptr().cast(),
+        iov_len: space.len(),
+    };
+    // SAFETY: the descriptor is open as long as `file` is borrowed, and the one part is memory that is borrowed for writing.
+    let read = unsafe { libc::preadv2(file.as_raw_fd(), &part, 1, offset, libc::RWF_NOWAIT) };
+    usize::try_from(read).unwrap_or(0)
 }
 
 /// Reads at `position` until `space` is full or the file ends; answers how many bytes were read.

@@ -1,23 +1,27 @@
 //! One attempt to upload one fragment: segment files in, one object out.
 
+use std::fs::File;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use futures::stream;
+use futures::{Stream, stream};
+use parking_lot::Mutex;
 use stream_s3_core::error::TransferError;
 use stream_s3_core::fragment::{FragmentMeta, OBJECT_HEADER, Span};
 use stream_s3_core::key::{self, StreamId};
 use stream_s3_core::units::Uid;
 use stream_s3_store::{Body, ByteStream, Failure, PutOptions};
-use tokio::sync::mpsc;
 
 use crate::buffers::{Buffer, Share};
 use crate::executor::Executor;
 use crate::integrity::{Check, Plan, Planner, Unplanned};
 use crate::metrics::Metrics;
-use crate::segment::{Segments, read_at};
+use crate::panics::caught_async;
+use crate::segment::{Segments, read_at, read_cached};
 use crate::store::Store;
 
 /// A fragment that is to be uploaded.
@@ -31,22 +35,11 @@ pub struct Fragment {
     pub meta: FragmentMeta,
 }
 
-/// What the pieces of the object travel through: one waits while another is being sent.
-type Pipe = mpsc::Sender<std::io::Result<Bytes>>;
-
-/// Why the body ended early.
-enum Stopped {
-    /// The store takes no more: its own answer says why.
-    ByStore,
-    /// The bytes cannot be had, or must not be sent.
-    Failed(TransferError),
-}
-
 /// Uploads `fragment` to `store` under a key of its own, and answers the uid in that key.
 ///
 /// Reads around the data of each chunk first, to know the CRC that the object must have, then everything once, to send
 /// it. Where the store is known to compare the object with that CRC, nothing here does, until it refuses; elsewhere the bytes are
-/// checked on their way, and the body stops short of its length if one of them is wrong. Takes two buffers, and 24
+/// checked on their way, and the body stops short of its length if one of them is wrong. Takes four buffers, and 24
 /// bytes a chunk. Dropping the future aborts the upload; nothing is stored then.
 ///
 /// # Errors
@@ -58,10 +51,10 @@ pub(crate) async fn upload(
     fragment: &Fragment,
 ) -> Result<Uid, TransferError> {
     let mut reader = Reader {
-        executor,
+        executor: executor.clone(),
         share: metrics.buffers.share(),
         segments: Segments::new(&fragment.dir),
-        spans: &fragment.meta.spans,
+        spans: fragment.meta.spans.clone().into(),
     };
     let plan = Arc::new(reader.plan(&fragment.meta).await?);
     let _held = metrics.buffers.hold(plan.memory());
@@ -74,26 +67,30 @@ pub(crate) async fn upload(
     );
     let check = (!store.verifies_checksums()).then(|| Check::new(Arc::clone(&plan)));
     let unchecked = check.is_none();
-    let (pipe, pieces) = mpsc::channel(1);
+    let sent = Arc::new(Sent::default());
+    let source = Source::new(reader.clone(), Arc::clone(&plan), check);
     let body = Body::Stream {
         len: plan.object_len,
-        stream: pieces_of(pieces),
+        stream: body(source, Arc::downgrade(&sent)),
     };
     let options = PutOptions {
         crc32: Some(plan.object_crc),
         ..PutOptions::default()
     };
-    let put = store.objects().put(&key, body, options);
-    let (stored, sent) = tokio::join!(put, reader.send(&plan, check, pipe));
-    match (stored, sent) {
-        (Ok(_), Ok(())) => {
+    let stored = store.objects().put(&key, body, options).await;
+    let ended = sent.0.lock().take();
+    match (stored, ended) {
+        // What became of the body is the cause, whatever the store made of it.
+        (_, Some(Err(error))) => Err(error),
+        (Ok(_), Some(Ok(()))) => {
             metrics
                 .bytes_sent
                 .fetch_add(plan.object_len, Ordering::Relaxed);
             Ok(uid)
         }
-        (_, Err(Stopped::Failed(error))) => Err(error),
-        (Err(error), Ok(()) | Err(Stopped::ByStore)) => {
+        // An answer before the whole body was read: whatever it says, it is not about this object.
+        (Ok(_), None) => Err(TransferError::Connection),
+        (Err(error), Some(Ok(())) | None) => {
             let reason = reason(&error.failure);
             // Stores have more than one way to say that a checksum does not fit.
             let refused = matches!(
@@ -101,35 +98,35 @@ pub(crate) async fn upload(
                 TransferError::ChecksumMismatch | TransferError::Http(400)
             );
             if refused && unchecked {
-                reader.check(&plan).await?;
+                reader.check(plan).await?;
             }
             Err(reason)
         }
-        // An answer before the whole body was read: whatever it says, it is not about this object.
-        (Ok(_), Err(Stopped::ByStore)) => Err(TransferError::Connection),
     }
 }
 
-/// Reads the spans of one fragment.
-struct Reader<'t> {
-    executor: &'t Executor,
+/// How a body ended: nothing while it goes on, `Ok` once its last byte was handed over. Gone once nobody wants the upload any more.
+#[derive(Default)]
+struct Sent(Mutex<Option<Result<(), TransferError>>>);
+
+/// Reads the spans of one fragment. Clones share descriptors and buffers.
+#[derive(Clone)]
+struct Reader {
+    executor: Executor,
     share: Share,
     segments: Segments,
-    spans: &'t [Span],
+    spans: Arc<[Span]>,
 }
 
-impl Reader<'_> {
+impl Reader {
     /// Reads what is around the data of the chunks.
     async fn plan(&mut self, meta: &FragmentMeta) -> Result<Plan, TransferError> {
         let mut planner = Box::new(Planner::new(meta.first_offset, meta.next_offset));
-        let mut buffer = self.share.buffer().await;
-        for span in self.spans {
+        let mut buffer = self.share.buffer(0).await;
+        for span in self.spans.clone().iter() {
             let mut at = span.start;
             while at < span.end {
-                let file = self
-                    .segments
-                    .file(self.executor, span.segment_offset)
-                    .await?;
+                let file = self.file(span).await?;
                 let (from, end) = (at, span.end);
                 let job = move || {
                     let reached = planner.walk(&file, from, end, buffer.room());
@@ -152,113 +149,134 @@ impl Reader<'_> {
         planner.finish()
     }
 
-    /// Writes the whole object into `pipe`.
-    async fn send(
-        &mut self,
-        plan: &Arc<Plan>,
-        check: Option<Check>,
-        pipe: Pipe,
-    ) -> Result<(), Stopped> {
-        let failed = match self.write(plan, check, &pipe).await {
-            Ok(()) => return Ok(()),
-            Err(Stopped::ByStore) => return Err(Stopped::ByStore),
-            Err(Stopped::Failed(error)) => error,
-        };
-        // The error ends the body, so the store aborts the request. A pipe that is closed already comes to the same.
-        let _ = pipe
-            .send(Err(std::io::Error::other(failed.to_string())))
-            .await;
-        Err(Stopped::Failed(failed))
-    }
-
-    /// Every buffer is filled before it is sent, from several spans where they are short: a store may gather about a
-    /// buffer's worth before it goes on, and would wait for ever if all of the transfer's buffers held less than that.
-    async fn write(
-        &mut self,
-        plan: &Arc<Plan>,
-        check: Option<Check>,
-        pipe: &Pipe,
-    ) -> Result<(), Stopped> {
-        let mut source = Source {
-            plan: Arc::clone(plan),
-            check,
-            position: 0,
-        };
-        push(pipe, Bytes::from_static(&OBJECT_HEADER)).await?;
-        let mut buffer = self.share.buffer().await;
-        for span in self.spans {
-            let mut at = span.start;
-            while at < span.end {
-                if buffer.is_full() {
-                    push(pipe, buffer.into_bytes()).await?;
-                    buffer = self.share.buffer().await;
-                }
-                let len = buffer.room_for(span.end - at);
-                let read = self.read(span, at, len, buffer, source).await;
-                (buffer, source) = read.map_err(Stopped::Failed)?;
-                at += len as u64;
-            }
-        }
-        push(pipe, buffer.into_bytes()).await?;
-        // Only now, with every chunk read and found unchanged where that is done here, may the body reach its full length.
-        push(pipe, plan.index.clone()).await
-    }
-
     /// Reads everything again and says which chunk is not what it should be, if any is.
-    async fn check(&mut self, plan: &Arc<Plan>) -> Result<(), TransferError> {
-        let mut source = Source {
-            plan: Arc::clone(plan),
-            check: Some(Check::new(Arc::clone(plan))),
-            position: 0,
-        };
-        let mut buffer = self.share.buffer().await;
-        for span in self.spans {
-            let mut at = span.start;
-            while at < span.end {
-                buffer.clear();
-                let len = buffer.room_for(span.end - at);
-                (buffer, source) = self.read(span, at, len, buffer, source).await?;
-                at += len as u64;
-            }
-        }
+    async fn check(&self, plan: Arc<Plan>) -> Result<(), TransferError> {
+        let check = Check::new(Arc::clone(&plan));
+        let mut source = Source::new(self.clone(), plan, Some(check));
+        while source.data().await?.is_some() {}
         Ok(())
     }
 
-    /// Appends `len` bytes of the span's file to the buffer.
+    async fn file(&mut self, span: &Span) -> Result<Arc<File>, TransferError> {
+        self.segments
+            .file(&self.executor, span.segment_offset)
+            .await
+    }
+
+    /// Appends `len` bytes of the span's file to the buffer, or what there is before the file ends.
+    ///
+    /// What is in the page cache is copied by whoever asks, so that it is still in this core's cache when it goes into
+    /// the socket: that costs half of what a trip to another thread does. Only a read that would wait makes that trip.
     async fn read(
         &mut self,
         span: &Span,
         at: u64,
         len: usize,
         mut buffer: Buffer,
-        mut source: Source,
-    ) -> Result<(Buffer, Source), TransferError> {
-        let segment = span.segment_offset;
-        let file = self.segments.file(self.executor, segment).await?;
+    ) -> Result<Buffer, TransferError> {
+        let file = self.file(span).await?;
+        let have = read_cached(&file, &mut buffer.room()[..len], at);
+        buffer.advance(have);
+        if have == len {
+            return Ok(buffer);
+        }
         let job = move || {
-            let start = buffer.as_ref().len();
-            let have = read_at(&file, &mut buffer.room()[..len], at)?;
-            buffer.advance(have);
-            let taken = source.take(&buffer.as_ref()[start..], len);
-            Ok::<_, std::io::Error>(taken.map(|()| (buffer, source)))
+            let room = &mut buffer.room()[..len - have];
+            let more = read_at(&file, room, at + have as u64)?;
+            buffer.advance(more);
+            Ok::<_, std::io::Error>(buffer)
         };
         let done = self
             .executor
             .read(job)
             .await
             .map_err(TransferError::Panic)?;
-        done.map_err(|error| self.segments.failed(segment, &error))?
+        done.map_err(|error| self.segments.failed(span.segment_offset, &error))
     }
 }
 
-/// How far the fragment has been read, and what looks at its bytes on the thread that reads them.
+/// The object, piece by piece.
 struct Source {
+    reader: Reader,
     plan: Arc<Plan>,
     check: Option<Check>,
+    stage: Stage,
+    /// The span that is being read, and how far.
+    span: usize,
+    at: u64,
+    /// Position of the next byte, counted from the first data byte of the object.
     position: u64,
 }
 
+/// What comes next.
+enum Stage {
+    Header,
+    Data,
+    Index,
+    End,
+}
+
 impl Source {
+    fn new(reader: Reader, plan: Arc<Plan>, check: Option<Check>) -> Self {
+        let at = reader.spans.first().map_or(0, |span| span.start);
+        Self {
+            reader,
+            plan,
+            check,
+            stage: Stage::Header,
+            span: 0,
+            at,
+            position: 0,
+        }
+    }
+
+    /// The next piece; `None` after the last one.
+    async fn next(&mut self) -> Result<Option<Bytes>, TransferError> {
+        loop {
+            match self.stage {
+                Stage::Header => {
+                    self.stage = Stage::Data;
+                    return Ok(Some(Bytes::from_static(&OBJECT_HEADER)));
+                }
+                Stage::Data => match self.data().await? {
+                    Some(bytes) => return Ok(Some(bytes)),
+                    None => self.stage = Stage::Index,
+                },
+                // Only now, with every chunk read and found unchanged where that is done here, may the body reach its full length.
+                Stage::Index => {
+                    self.stage = Stage::End;
+                    return Ok(Some(self.plan.index.clone()));
+                }
+                Stage::End => return Ok(None),
+            }
+        }
+    }
+
+    /// The next data. Every buffer is filled before it is handed out, from several spans where they are short: a store may gather
+    /// some before it goes on, and would wait for ever if all of the transfer's buffers held less than that.
+    async fn data(&mut self) -> Result<Option<Bytes>, TransferError> {
+        let spans = Arc::clone(&self.reader.spans);
+        if self.span == spans.len() {
+            return Ok(None);
+        }
+        let mut buffer = self.reader.share.buffer(self.at).await;
+        while let Some(span) = spans.get(self.span) {
+            let (start, len) = (
+                buffer.as_ref().len(),
+                buffer.room_for(span.end.saturating_sub(self.at)),
+            );
+            buffer = self.reader.read(span, self.at, len, buffer).await?;
+            self.take(&buffer.as_ref()[start..], len)?;
+            self.at += len as u64;
+            if self.at < span.end {
+                break;
+            }
+            self.span += 1;
+            self.at = spans.get(self.span).map_or(0, |span| span.start);
+        }
+        Ok(Some(buffer.into_bytes()))
+    }
+
     /// Takes the next bytes, of which there should be `wanted`.
     fn take(&mut self, bytes: &[u8], wanted: usize) -> Result<(), TransferError> {
         if let Some(check) = &mut self.check {
@@ -272,15 +290,46 @@ impl Source {
     }
 }
 
-async fn push(pipe: &Pipe, bytes: Bytes) -> Result<(), Stopped> {
-    pipe.send(Ok(bytes)).await.map_err(|_| Stopped::ByStore)
+/// The source as a body, read by whoever sends it, when there is room in the socket.
+fn body(source: Source, sent: Weak<Sent>) -> ByteStream {
+    let pieces = stream::unfold(Some(source), move |source| {
+        let sent = sent.clone();
+        async move {
+            let mut source = source?;
+            let piece = caught_async(source.next()).await;
+            // An upload that nobody wants any more is not read to its end, even if its connection lives on for a while.
+            let Some(sent) = sent.upgrade() else {
+                return Some((Err(std::io::Error::other("cancelled")), None));
+            };
+            let error = match piece {
+                Ok(Ok(Some(bytes))) => {
+                    if matches!(source.stage, Stage::End) {
+                        *sent.0.lock() = Some(Ok(()));
+                    }
+                    return Some((Ok(bytes), Some(source)));
+                }
+                Ok(Ok(None)) => return None,
+                Ok(Err(error)) => error,
+                Err(text) => TransferError::Panic(text),
+            };
+            let text = error.to_string();
+            *sent.0.lock() = Some(Err(error));
+            // The error ends the body, so the store aborts the request.
+            Some((Err(std::io::Error::other(text)), None))
+        }
+    });
+    Box::pin(Exclusive(Mutex::new(Box::pin(pieces))))
 }
 
-/// The body: what comes out of the pipe, to its end.
-fn pieces_of(pieces: mpsc::Receiver<std::io::Result<Bytes>>) -> ByteStream {
-    Box::pin(stream::unfold(pieces, |mut pieces| async move {
-        pieces.recv().await.map(|piece| (piece, pieces))
-    }))
+/// Makes a stream fit for places that want `Sync`. The lock is never taken: whoever polls has it for itself.
+struct Exclusive<S>(Mutex<Pin<Box<S>>>);
+
+impl<S: Stream> Stream for Exclusive<S> {
+    type Item = S::Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<S::Item>> {
+        self.0.get_mut().as_mut().poll_next(cx)
+    }
 }
 
 /// What a failure of a store is called in the answer to a transfer.

@@ -14,13 +14,15 @@ use stream_s3_core::error::{ErrorClass, TransferError};
 use stream_s3_core::fragment::{Added, Assembly, Chunk, IndexRecord, OBJECT_HEADER};
 use stream_s3_core::key::StreamId;
 use stream_s3_core::units::Uid;
-use stream_s3_runtime::buffers::{BUFFER_SIZE, BUFFERS_PER_TRANSFER};
+use stream_s3_runtime::buffers::{BUFFER_MEMORY, BUFFERS_KEPT, BUFFERS_PER_TRANSFER};
 use stream_s3_runtime::{Event, Executor, Fragment, Governor, Limits, Store};
 use stream_s3_s3local::{Action, Fault, Operation, Options, S3Local};
 use support::{Log, mailbox, transfer};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
+
+const MIB: usize = 1 << 20;
 
 /// The fragments of one log, and the CRC-32 and length of the object that each becomes.
 struct Expected {
@@ -238,7 +240,7 @@ async fn uploads_everything(load: Load) {
     }
     let total = tasks.len();
     let (mut warm, mut largest) = (0, 0);
-    let permitted = (load.permits * BUFFERS_PER_TRANSFER + 16) * BUFFER_SIZE;
+    let permitted = (load.permits * BUFFERS_PER_TRANSFER + BUFFERS_KEPT) * BUFFER_MEMORY;
     while let Some(done) = tasks.join_next().await {
         done.expect("uploaded");
         let resident = rig::resident();
@@ -277,7 +279,7 @@ async fn uploads_everything(load: Load) {
     rig::eventually("the governor is idle", || {
         let info = driver.governor.info();
         info.upload_permits_in_use + info.governor_pending_submissions == 0
-            && info.upload_buffer_bytes <= 16 * BUFFER_SIZE as u64
+            && info.upload_buffer_bytes <= (BUFFERS_KEPT * BUFFER_MEMORY) as u64
     })
     .await;
     let info = driver.governor.info();
@@ -336,7 +338,7 @@ async fn every_fragment_of_twenty_streams_lands_once_although_every_fifth_put_fa
         streams: 20,
         fragments: 4,
         chunks: 4,
-        chunk: BUFFER_SIZE / 4,
+        chunk: MIB / 4,
         permits: 8,
         deadline: Duration::from_secs(3),
         keep: true,
@@ -352,7 +354,7 @@ async fn every_fragment_of_two_hundred_streams_lands_once_although_every_fifth_p
         streams: 200,
         fragments: 10,
         chunks: 8,
-        chunk: BUFFER_SIZE,
+        chunk: MIB,
         permits: 16,
         deadline: Duration::from_secs(20),
         keep: false,
@@ -390,7 +392,7 @@ async fn the_bytes_on_the_wire_keep_to_the_rate_with_all_retries() {
         governor: Governor::start(&executor, limits, || true),
         store: rig::store_at(server.endpoint()),
         bucket: dir.path().join("bucket"),
-        expected: fragments(&mut log, 4, 2, BUFFER_SIZE / 16),
+        expected: fragments(&mut log, 4, 2, MIB / 16),
         deadline: Duration::from_secs(10),
         attempts: AtomicU64::new(0),
         failures: AtomicU64::new(0),
@@ -399,7 +401,7 @@ async fn the_bytes_on_the_wire_keep_to_the_rate_with_all_retries() {
         over: AtomicBool::new(false),
     });
     // More than can be sent while it is measured, so that there is always something to send.
-    let fragments = 2 * (RATE * 10 / (BUFFER_SIZE as u64 / 8)) as usize;
+    let fragments = 2 * (RATE * 10 / (MIB as u64 / 8)) as usize;
     let mut tasks = JoinSet::new();
     for number in 0..fragments {
         tasks.spawn(Arc::clone(&driver).upload(format!("stream_{number}"), number % 4));
@@ -423,7 +425,7 @@ async fn the_bytes_on_the_wire_keep_to_the_rate_with_all_retries() {
             100.0 * bytes / granted
         );
         // What was admitted before the window may arrive in it.
-        let before_it = (limits.burst + limits.permits as u64 * BUFFER_SIZE as u64 / 8) as f64;
+        let before_it = (limits.burst + limits.permits as u64 * MIB as u64 / 8) as f64;
         assert!(
             bytes <= granted + before_it,
             "{bytes} bytes where {granted} were granted"

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use stream_s3_core::admission::Rate;
 use stream_s3_core::error::TransferError;
-use stream_s3_runtime::buffers::BUFFER_SIZE;
+use stream_s3_runtime::buffers::{BUFFER_MEMORY, BUFFER_SIZE, BUFFERS_KEPT, BUFFERS_PER_TRANSFER};
 use stream_s3_runtime::{Event, Executor, Governor, Limits, Work};
 use support::{Answers, Before, Gate, Log, governor, limited, mailbox, store, transfer};
 use tokio::sync::oneshot;
@@ -149,11 +149,11 @@ async fn a_transfer_that_runs_is_aborted_and_gives_permit_and_memory_back() {
     gate.has_begun(1).await;
     gate.open.add_permits(1);
     assert!(matches!(next.next().await, Event::Finished(Ok(_))));
-    assert!(governor.info().upload_buffer_bytes <= 16 * BUFFER_SIZE as u64);
+    assert!(governor.info().upload_buffer_bytes <= (BUFFERS_KEPT * BUFFER_MEMORY) as u64);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transfer_holds_two_buffers_whatever_the_size_of_its_fragment() {
+async fn a_transfer_holds_its_few_buffers_whatever_the_size_of_its_fragment() {
     let gate = Gate::closed();
     let store = store(gate.clone());
     let mut log = Log::new();
@@ -164,7 +164,9 @@ async fn a_transfer_holds_two_buffers_whatever_the_size_of_its_fragment() {
     assert_eq!(answers.next().await, Event::Admitted);
     gate.has_begun(1).await;
     // 24 bytes for the only chunk: its index record, and its checksum.
-    assert!(governor.info().upload_buffer_bytes <= 2 * BUFFER_SIZE as u64 + 24);
+    assert!(
+        governor.info().upload_buffer_bytes <= (BUFFERS_PER_TRANSFER * BUFFER_MEMORY) as u64 + 24
+    );
     gate.open.add_permits(1);
     assert!(matches!(answers.next().await, Event::Finished(Ok(_))));
     assert_eq!(governor.info().bytes_sent, 8 + fragment.meta.size + 20);

@@ -10,7 +10,7 @@ use stream_s3_core::error::TransferError;
 use stream_s3_core::key::Prefix;
 use stream_s3_core::manifest::Manifest;
 use stream_s3_core::units::{Epoch, Uid};
-use stream_s3_runtime::buffers::BUFFER_SIZE;
+use stream_s3_runtime::buffers::{BUFFER_MEMORY, BUFFERS_KEPT};
 use stream_s3_runtime::{Event, Executor, Fragment, Governor, Limits, Store, reason};
 use stream_s3_s3local::{Action, Counts, Fault, Operation, Options, S3Local};
 use stream_s3_store::s3::{Credentials, S3Settings, S3Store};
@@ -24,7 +24,7 @@ use crate::support::{Answers, Log, mailbox, transfer};
 /// How long anything may take that does not depend on the store.
 pub(crate) const PROMPT: Duration = Duration::from_secs(2);
 /// What a pool may keep for reuse.
-const KEPT_BYTES: u64 = 16 * BUFFER_SIZE as u64;
+const KEPT_BYTES: u64 = (BUFFERS_KEPT * BUFFER_MEMORY) as u64;
 
 /// What is asked of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,11 +110,8 @@ impl Rig {
             .await
             .expect("a server");
         let mut log = Log::new();
-        // More than the buffers of a transfer, and more than a socket takes in by itself.
-        let fragment = log
-            .chunk(5, 5 * BUFFER_SIZE)
-            .chunk(5, 3 * BUFFER_SIZE)
-            .fragment();
+        // More than the buffers of a transfer.
+        let fragment = log.chunk(5, 2 << 20).chunk(5, 1 << 20).fragment();
         let executor = Executor::current().expect("threads");
         let limits = Limits {
             rate: Rate::Unlimited,
@@ -219,6 +216,11 @@ impl Rig {
             })
     }
 
+    /// Submits the fragment under this name.
+    pub(crate) fn submit_upload(&self, key: &'static str) -> Answers {
+        self.submit(&self.store, key)
+    }
+
     fn submit(&self, store: &Store, key: &'static str) -> Answers {
         let (to, answers, _) = mailbox();
         let (size, work) = (self.fragment.meta.size, transfer(store, &self.fragment));
@@ -284,7 +286,7 @@ impl Rig {
                     .governor
                     .info()
                     .upload_buffer_bytes
-                    .is_multiple_of(BUFFER_SIZE as u64)
+                    .is_multiple_of(BUFFER_MEMORY as u64)
         })
         .await;
         // The next one is served as if nothing had been.
