@@ -29,6 +29,9 @@ all() ->
         of_many_writers_with_one_revision_exactly_one_wins,
         a_put_after_the_deletion_of_a_stream_does_not_bring_it_back,
         streams_are_listed_until_they_are_deleted,
+        a_tier_is_absent_never_persisted_or_there,
+        when_a_tier_was_discarded_is_known_as_long_as_its_stream,
+        one_node_alone_leads,
         everything_survives_a_restart_of_the_store,
         the_first_writes_of_a_new_store_survive_kill_9,
         calls_without_an_answer_end_in_time,
@@ -165,6 +168,35 @@ streams_are_listed_until_they_are_deleted(Config) ->
     {ok, One} = ?METADATA:streams(?TIMEOUT),
     ?assertEqual([Other], [S || S <- One, S =:= Stream orelse S =:= Other]).
 
+a_tier_is_absent_never_persisted_or_there(Config) ->
+    Stream = atom_to_binary(?FUNCTION_NAME),
+    ?assertEqual({error, not_found}, ?METADATA:tier(Stream, ?TIMEOUT)),
+    %% A container alone, as between the two writes of an anchor.
+    ok = khepri:put(?METADATA:store_id(), [rabbitmq, rabbitmq_stream_s3, Stream], true),
+    ?assertEqual({ok, #{root => none, discarded => none}}, ?METADATA:tier(Stream, ?TIMEOUT)),
+    Stream = anchored(Config),
+    ?assertEqual({ok, #{root => none, discarded => none}}, ?METADATA:tier(Stream, ?TIMEOUT)),
+    {ok, undefined, 1} = write(Stream, {7, 3}, 0),
+    ?assertEqual({ok, #{root => {{7, 3}, 1}, discarded => none}}, ?METADATA:tier(Stream, ?TIMEOUT)),
+    ok = ?METADATA:delete(Stream, ?TIMEOUT),
+    ?assertEqual({error, not_found}, ?METADATA:tier(Stream, ?TIMEOUT)).
+
+when_a_tier_was_discarded_is_known_as_long_as_its_stream(Config) ->
+    Stream = atom_to_binary(?FUNCTION_NAME),
+    ?assertEqual({error, not_found}, ?METADATA:discard(Stream, 1000, ?TIMEOUT)),
+    ?assertEqual({error, not_found}, ?METADATA:tier(Stream, ?TIMEOUT)),
+    Stream = anchored(Config),
+    {ok, undefined, 1} = write(Stream, {7, 3}, 0),
+    [ok = ?METADATA:discard(Stream, Ms, ?TIMEOUT) || Ms <- [1000, 2000]],
+    ?assertEqual({ok, #{root => {{7, 3}, 1}, discarded => 2000}}, ?METADATA:tier(Stream, ?TIMEOUT)),
+    %% It is no part of what the revision counts.
+    {ok, {7, 3}, 2} = write(Stream, {8, 3}, 1),
+    ok = ?METADATA:delete(Stream, ?TIMEOUT),
+    ?assertEqual({error, not_found}, ?METADATA:tier(Stream, ?TIMEOUT)).
+
+one_node_alone_leads(_Config) ->
+    ?assert(?METADATA:leads()).
+
 everything_survives_a_restart_of_the_store(Config) ->
     Stream = anchored(Config),
     {ok, undefined, 1} = write(Stream, {1, 1}, 0),
@@ -209,7 +241,9 @@ calls_without_an_answer_end_in_time(Config) ->
             fun() -> ?METADATA:get(Stream, ?SHORT) end,
             fun() -> ?METADATA:put(Stream, {1, 1}, 0, ?SHORT) end,
             fun() -> ?METADATA:anchor(Stream, none, ?SHORT) end,
-            fun() -> ?METADATA:streams(?SHORT) end
+            fun() -> ?METADATA:streams(?SHORT) end,
+            fun() -> ?METADATA:tier(Stream, ?SHORT) end,
+            fun() -> ?METADATA:discard(Stream, 1, ?SHORT) end
         ],
         [
             begin

@@ -46,7 +46,8 @@ groups() ->
             readers_of_osiris_go_on_when_segments_go,
             a_replica_that_is_behind_holds_segments_back,
             by_default_the_local_log_is_left_to_osiris,
-            a_log_that_cannot_be_trimmed_harms_nobody
+            a_log_that_cannot_be_trimmed_harms_nobody,
+            the_application_ends_when_osiris_is_through_with_it
         ]},
         {server, [], [
             a_group_that_cannot_be_read_stops_retention_until_it_can,
@@ -387,6 +388,31 @@ a_log_that_cannot_be_trimmed_harms_nobody(Config) ->
     write(Writer, 40, 10),
     ok = settle(Config, Writer),
     ?assertMatch(#{state := running}, rabbitmq_stream_s3:status(Stream)).
+
+the_application_ends_when_osiris_is_through_with_it(Config) ->
+    Writer = start_stream(Config),
+    write(Writer, 0, 1),
+    Test = self(),
+    Busy = fun(_Evaluated) ->
+        Test ! {busy, self()},
+        receive
+            go_on -> ok
+        end
+    end,
+    ok = osiris_retention:eval(<<"busy">>, stream_s3_osiris:dir(Writer), [{max_bytes, 1 bsl 62}], Busy),
+    Osiris =
+        receive
+            {busy, Pid} -> Pid
+        end,
+    {_, Settling} = spawn_monitor(fun() -> ok = rabbitmq_stream_s3_retention:settle() end),
+    receive
+        {'DOWN', Settling, process, _, Early} -> ct:fail({settled, Early})
+    after 200 -> ok
+    end,
+    Osiris ! go_on,
+    receive
+        {'DOWN', Settling, process, _, Reason} -> ?assertEqual(normal, Reason)
+    end.
 
 %% --- helpers ---------------------------------------------------------------------------------------------------------
 
