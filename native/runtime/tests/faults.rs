@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rig::{Call, Rig};
 use stream_s3_core::error::{ErrorClass, TransferError};
+use stream_s3_runtime::Event;
 use stream_s3_s3local::Action;
 
 fn status(status: u16, code: &str) -> Action {
@@ -286,6 +287,46 @@ async fn a_call_that_trickles_ends_when_it_is_given_up() {
         assert_eq!(rig.call(call).await, Ok(()), "{call:?}");
     }
     rig.leaves_nothing().await;
+}
+
+/// Four hang, as many as there are permits, and four more wait for theirs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_ends_uploads_that_hang_and_their_connections() {
+    let rig = Rig::new().await;
+    rig.fault(Call::Upload, Action::Stall, u64::MAX);
+    let before = rig.counts(Call::Upload).requests;
+    let mut uploads: Vec<_> = ["a", "b", "c", "d", "e", "f", "g", "h"]
+        .map(|name| rig.submit_upload(name))
+        .into();
+    rig::eventually("four hang", || {
+        rig.counts(Call::Upload).requests - before == 4
+    })
+    .await;
+    let begun = tokio::time::Instant::now();
+    let (done, stopped) = tokio::sync::oneshot::channel();
+    rig.governor
+        .stop(move || done.send(()).expect("the test waits"));
+    stopped.await.expect("stopped");
+    assert!(begun.elapsed() < rig::PROMPT, "{:?}", begun.elapsed());
+    for (number, answers) in uploads.iter_mut().enumerate() {
+        if number < 4 {
+            assert_eq!(answers.next().await, Event::Admitted);
+        }
+        let cancelled = Event::Finished(Err(TransferError::Cancelled));
+        assert_eq!(answers.next().await, cancelled);
+        assert!(answers.are_over().await);
+    }
+    rig::eventually("the server has noticed", || {
+        rig.counts(Call::Upload).in_flight == 0
+    })
+    .await;
+    assert_eq!(rig.counts(Call::Upload).requests - before, 4);
+    assert_eq!(rig.stored(), 0);
+    let info = rig.governor.info();
+    assert_eq!(
+        (info.governor_tasks_in_flight, info.upload_permits_in_use),
+        (0, 0)
+    );
 }
 
 /// Memory does not grow with the number of attempts, whatever becomes of them.
