@@ -23,7 +23,8 @@ start() ->
         {error, _} = Error -> Error
     end.
 
-%% @doc The half-open range of offsets that is in the remote tier, as persisted; `unresolved' while that is not known here. A table lookup.
+%% @doc The half-open range of offsets that is in the remote tier, as persisted; `unresolved' while that is not known here. On a node
+%% with a replica of the stream it may be a moment old. A table lookup.
 -spec get_range(stream_id()) -> {First :: offset(), Next :: offset()} | empty | {error, unresolved}.
 get_range(StreamId) ->
     try
@@ -126,6 +127,7 @@ gc(Mode) ->
 -spec status() ->
     #{
         paused := none | integer(),
+        replicas := map(),
         store := map(),
         governor := map(),
         metadata := map(),
@@ -138,6 +140,7 @@ status() ->
     Readers = rabbitmq_stream_s3_registry:list(),
     #{
         paused => rabbitmq_stream_s3_pause:node_since(),
+        replicas => rabbitmq_stream_s3_replicas:status(),
         store => rabbitmq_stream_s3_store:status(),
         governor => rabbitmq_stream_s3_governor:info(),
         metadata => (rabbitmq_stream_s3_counters:get(metadata))#{store_id => rabbitmq_stream_s3_metadata:store_id()},

@@ -5,7 +5,7 @@
 %% nothing here can block one.
 -module(rabbitmq_stream_s3_log).
 
--export([writers/0, context/2, epoch/1, range/1]).
+-export([writers/0, replicas/0, context/2, epoch/1, range/1]).
 -export([open/2, close/1, read/2, next_offset/1, identity/2]).
 -export([committed_chunk_id/1, rest/2]).
 -export([index_files/1, replica_positions/1]).
@@ -56,9 +56,17 @@
 %% @doc All streams whose writer runs on this node.
 -spec writers() -> [{stream_id(), pid()}].
 writers() ->
+    members(osiris_writer).
+
+%% @doc All streams of which a replica runs on this node.
+-spec replicas() -> [{stream_id(), pid()}].
+replicas() ->
+    members(osiris_replica).
+
+members(Role) ->
     case whereis(osiris_server_sup) of
         undefined -> [];
-        Sup -> [{id(Name), Pid} || {Name, Pid, _, [osiris_writer]} <- supervisor:which_children(Sup), is_pid(Pid)]
+        Sup -> [{id(Name), Pid} || {Name, Pid, _, [Module]} <- supervisor:which_children(Sup), Module =:= Role, is_pid(Pid)]
     end.
 
 %% osiris takes strings as names, too.

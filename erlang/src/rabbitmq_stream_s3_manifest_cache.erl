@@ -7,7 +7,7 @@
 
 -include("rabbitmq_stream_s3.hrl").
 
--export([start_link/0, put/2, pending/1, forget/1, get/1, range/1]).
+-export([start_link/0, put/2, pending/1, forget/1, get/1, range/1, streams/0]).
 -export([init/1, handle_call/3, handle_cast/2]).
 
 -define(TABLE, ?MODULE).
@@ -60,6 +60,11 @@ range(StreamId) ->
         {ok, Range} -> Range;
         unknown -> {error, unresolved}
     end.
+
+%% @doc All streams of which something is known or being found out.
+-spec streams() -> [stream_id()].
+streams() ->
+    [StreamId || [StreamId] <- ets:match(?TABLE, {'$1', '_', '_'})].
 
 lookup(StreamId, Position) ->
     try

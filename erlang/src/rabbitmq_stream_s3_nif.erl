@@ -27,6 +27,7 @@
 -export([resolve_manifest/3, resolve_root/2]).
 -export([retry_delay/4, valid_stream_id/1, object_key/3]).
 -export([may_delete/2, deletable_segments/3, gc_verdict/3, key_prefix/2, parse_key/2]).
+-export([accept_edits/5]).
 -export([store_open/1, store_probe/3, store_put/6, store_get/5, store_delete/4, store_list/6, store_cancel/1]).
 -export([put_root/6, get_root/6, put_group/6, get_group/7]).
 -export([governor_start/1, governor_submit/5, governor_finished/2, governor_cancel/2, governor_set_rate/3]).
@@ -368,6 +369,14 @@ valid_stream_id(_StreamId) -> ?NOT_LOADED.
         | {root, Epoch :: non_neg_integer(), uid()}
         | {group, Kind :: 1..3, offset(), uid()}.
 object_key(_Prefix, _StreamId, _Object) -> ?NOT_LOADED.
+
+%% @doc Whether a node whose manifest was persisted by the writer of `HaveEpoch' takes the edits with which the writer of `Epoch' went from
+%% one revision to another. `stale': it has them already. `resync': it cannot follow, and needs the whole manifest.
+-spec accept_edits(
+    Have :: #manifest{}, HaveEpoch :: non_neg_integer(), Epoch :: non_neg_integer(),
+    {Previous :: non_neg_integer(), Revision :: non_neg_integer()}, [#edit{}]
+) -> {accept, #manifest{}} | stale | {resync, Text :: binary()}.
+accept_edits(_Have, _HaveEpoch, _Epoch, _Revisions, _Edits) -> ?NOT_LOADED.
 
 %% @doc Whether objects that retention dropped, all of them below the first offset of its edit, may be deleted now that a
 %% manifest with this first offset is persisted.

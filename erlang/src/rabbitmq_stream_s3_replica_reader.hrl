@@ -54,6 +54,9 @@
     group_failures = {0, none} :: {non_neg_integer(), term()},
     %% When a persist of this process succeeded last, milliseconds since the Unix epoch.
     last_persist = none :: none | integer(),
+    %% The revision that the persist under way follows, and what the last one that succeeded is to tell other nodes.
+    persisting_from = 0 :: non_neg_integer(),
+    news = none :: none | reset | {Previous :: non_neg_integer(), Revision :: pos_integer()},
     %% Data bytes that the persist under way will publish.
     persisting_bytes = 0 :: non_neg_integer()
 }).

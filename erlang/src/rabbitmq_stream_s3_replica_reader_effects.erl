@@ -238,6 +238,7 @@ persisted({ok, Root, Revision}, #reader{core = Core, root = Old, discarded = Dis
     Reader = perform_all(?CORE:persist_complete(Revision, Core), ended(persisting, Reader0#reader{
         root = Root,
         discarded = none,
+        news = news(Revision, Reader0),
         resolutions = 0,
         last_persist = erlang:system_time(millisecond),
         persist_failures = {0, none},
@@ -257,6 +258,10 @@ persisted({error, Reason}, #reader{core = Core, problems = Problems, persist_fai
         problems = rabbitmq_stream_s3_problems:failed(persisting, Reason, Problems),
         persist_failures = {N + 1, Reason}
     }).
+
+%% The edits of a new tier do not lead there from the old one.
+news(Revision, #reader{discarded = none, persisting_from = Previous}) -> {Previous, Revision};
+news(_Revision, #reader{discarded = _}) -> reset.
 
 delete_root(none, _Reader) ->
     ok;
@@ -434,6 +439,7 @@ perform({start_persist, Manifest, Epoch, _Reference, Expected, Edits}, #reader{s
     end,
     Reader#reader{
         tasks = ?TASKS:start(persist, Work, rabbitmq_stream_s3_config:get(persist_timeout_ms), Tasks),
+        persisting_from = Expected,
         persisting_bytes = lists:sum([Size || #edit{size = Size} <- Edits, Size > 0])
     };
 perform({start_persist_timer, Ms}, #reader{persist_failures = {0, _}} = Reader) ->
@@ -454,8 +460,12 @@ perform({update_range, First, Next}, #reader{stream = StreamId, core = Core} = R
     #manifest{first_offset = First, next_offset = Next} = Manifest = ?CORE:persisted_manifest(Core),
     ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Manifest),
     Reader;
-perform({broadcast, _Stream, _Edits}, Reader) ->
-    %% The writer's node is the only one that keeps a manifest; who else wants it resolves it.
+perform({broadcast, _Stream, _Edits}, #reader{stream = StreamId, epoch = Epoch, news = reset} = Reader) ->
+    ok = rabbitmq_stream_s3_replicas:broadcast(nodes(), StreamId, Epoch, reset),
+    Reader;
+perform({broadcast, _Stream, Edits}, #reader{stream = StreamId, epoch = Epoch, news = {Previous, Revision}} = Reader) ->
+    %% To all of them: osiris tells nobody where the replicas are but the writer, which must not be waited for.
+    ok = rabbitmq_stream_s3_replicas:broadcast(nodes(), StreamId, Epoch, {Previous, Revision, Edits}),
     Reader;
 perform({evaluate_retention, _Stream, _Dir}, Reader) ->
     evaluate_remote(evaluate_local(Reader));

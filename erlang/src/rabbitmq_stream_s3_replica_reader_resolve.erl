@@ -4,7 +4,7 @@
 
 -include("rabbitmq_stream_s3.hrl").
 
--export([resolve/3, persist/5]).
+-export([resolve/3, persisted/3, persist/5]).
 -export_type([resolved/0]).
 
 -define(CHUNK_HEADER_SIZE, 48).
@@ -81,6 +81,30 @@ manifest(#{stream := StreamId, epoch := Epoch, until := Until}) ->
         {superseded, Later} -> {error, {fenced, Later}};
         retry -> {error, {metadata, element(2, Answer)}}
     end.
+
+%% @doc The persisted manifest of a stream with its revision, and the epoch of the writer that persisted it, for those who only
+%% read; `unchanged' if its revision is the one they have. One read of the metadata store and one request.
+-spec persisted(stream_id(), Have :: non_neg_integer() | undefined, timeout()) ->
+    {ok, #manifest{}, Epoch :: non_neg_integer()} | unchanged | {error, term()}.
+persisted(StreamId, Have, Timeout) ->
+    Until = erlang:monotonic_time(millisecond) + Timeout,
+    Answer = rabbitmq_stream_s3_metadata:get(StreamId, Timeout),
+    case rabbitmq_stream_s3_nif:resolve_manifest(known(Answer), Have, epoch_of(Answer)) of
+        use_cache ->
+            unchanged;
+        {fetch, Uid, Epoch, Revision} ->
+            case fetch(StreamId, {Uid, Epoch}, Revision, Until) of
+                {ok, #{manifest := Manifest}} -> {ok, Manifest, Epoch};
+                {error, _} = Error -> Error
+            end;
+        %% Nothing is persisted yet, or the stream is deleted; or it is not known.
+        NotThere when NotThere =:= empty; NotThere =:= retry ->
+            {error, {metadata, element(2, Answer)}}
+    end.
+
+%% Who only reads is fenced by nobody.
+epoch_of({ok, {_Uid, Epoch}, _Revision}) -> Epoch;
+epoch_of({error, _}) -> 0.
 
 known({ok, {Uid, Epoch}, Revision}) -> {present, Uid, Epoch, Revision};
 known({error, not_found}) -> absent;

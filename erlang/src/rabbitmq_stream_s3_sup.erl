@@ -22,7 +22,8 @@ init([]) ->
         worker(rabbitmq_stream_s3_reconciler, []),
         worker(rabbitmq_stream_s3_store, []),
         worker(rabbitmq_stream_s3_reaper, []),
-        worker(rabbitmq_stream_s3_gc, [])
+        worker(rabbitmq_stream_s3_gc, []),
+        worker(rabbitmq_stream_s3_replicas, [])
     ],
     {ok, {#{strategy => rest_for_one, intensity => 10, period => 60}, Children}}.
 

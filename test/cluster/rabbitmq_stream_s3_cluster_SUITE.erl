@@ -50,30 +50,11 @@ init_per_suite(Config) ->
     Dir = ?config(priv_dir, Config),
     Store = #{store => fs, fs_dir => unicode:characters_to_binary(filename:join(Dir, "bucket"))},
     ok = filelib:ensure_path(maps:get(fs_dir, Store)),
-    Names = [lists:concat(["m", N, "_", erlang:unique_integer([positive])]) || N <- [1, 2, 3]],
-    Nodes = [start_node(Name, Dir, maps:merge(?ENV, Store)) || Name <- Names],
-    [ok = join(Node, hd(Nodes)) || Node <- tl(Nodes)],
+    Nodes = stream_s3_members:start(Dir, maps:merge(?ENV, Store)),
     [{nodes, Nodes}, {store, Store}, {bucket, stream_s3_bucket:open(Store)} | Config].
 
-%% Not linked: the processes of Common Test end with each function. The nodes end with this one.
-start_node(Name, Dir, Env) ->
-    Paths = [Path || Path <- code:get_path(), Path =/= "."],
-    {ok, _Peer, Node} = peer:start(#{
-        name => Name,
-        host => "localhost",
-        connection => standard_io,
-        args => ["-setcookie", atom_to_list(erlang:get_cookie()), "-kernel", "prevent_overlapping_partitions", "false", "-pa" | Paths]
-    }),
-    ok = call(Node, logger, set_primary_config, [level, none]),
-    ok = call(Node, stream_s3_osiris, start, [filename:join([Dir, Name, "osiris"])]),
-    ok = call(Node, stream_s3_world, start_application, [Env]),
-    Node.
-
-join(Node, First) ->
-    call(Node, khepri_cluster, join, [call(Node, rabbitmq_stream_s3_metadata, store_id, []), First]).
-
 end_per_suite(Config) ->
-    [ok = kill_node(Node) || Node <- ?config(nodes, Config)],
+    [ok = stream_s3_members:kill_node(Node) || Node <- ?config(nodes, Config)],
     ok.
 
 init_per_testcase(Case, Config) ->
@@ -108,7 +89,7 @@ a_writers_node_that_is_killed_takes_nothing_with_it(Config) ->
     #{node := Node} = Member0 = start_stream(Config),
     Load = start_load(Member0, Config),
     ok = await_some_more(Member0, Config),
-    ok = kill_node(Node),
+    ok = stream_s3_members:kill_node(Node),
     Member = move(Member0, ?config(nodes, Config) -- [Node], Config),
     ok = lead(Load, Member),
     ok = await_some_more(Member, Config),
@@ -116,7 +97,7 @@ a_writers_node_that_is_killed_takes_nothing_with_it(Config) ->
     %% It comes back as a member of both the metadata store and the stream, without a reader.
     [Name, _] = string:split(atom_to_list(Node), "@"),
     Env = maps:merge(?ENV, ?config(store, Config)),
-    Node = start_node(Name, ?config(priv_dir, Config), Env),
+    Node = stream_s3_members:start_node(Name, ?config(priv_dir, Config), Env),
     #{writer := Writer, conf := Conf} = Member,
     {ok, _} = osiris:start_replica(Node, Conf#{leader_pid => Writer}),
     ok = call(Node, rabbitmq_stream_s3, reconcile, []),
@@ -234,16 +215,8 @@ tail(Node, Config) ->
     {Range, Epochs} = call(Node, osiris_log, overview, [filename:join(Dir, ?config(stream, Config))]),
     {case Epochs of [] -> -1; _ -> element(1, lists:last(Epochs)) end, case Range of empty -> -1; {_First, Last} -> Last end}.
 
-kill_node(Node) ->
-    true = erlang:monitor_node(Node, true),
-    [] = os:cmd("kill -9 " ++ call(Node, os, getpid, [])),
-    receive
-        {nodedown, Node} -> ok
-    after ?TIMEOUT -> error({not_dead, Node})
-    end.
-
 call(Node, Module, Function, Args) ->
-    erpc:call(Node, Module, Function, Args, 2 * ?TIMEOUT).
+    stream_s3_members:call(Node, Module, Function, Args).
 
 %% --- load ------------------------------------------------------------------------------------------------------------
 

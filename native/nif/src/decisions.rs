@@ -3,6 +3,7 @@
 use rustler::{Env, NifResult, Term};
 use stream_s3_core::decisions::commit;
 use stream_s3_core::decisions::local_log;
+use stream_s3_core::decisions::replica::{self, Broadcast};
 use stream_s3_core::decisions::resolution;
 use stream_s3_core::decisions::retry;
 use stream_s3_core::decisions::timeline;
@@ -115,4 +116,33 @@ fn valid_stream_id(stream: Term) -> bool {
 #[rustler::nif]
 fn object_key(prefix: Term, stream: Term, object: Term) -> NifResult<String> {
     term::object_key(prefix, &term::stream_id(stream)?, object)
+}
+
+/// Whether a replica takes the edits that the writer of an epoch has sent. Linear in the entries of the manifest that results.
+#[rustler::nif]
+fn accept_edits<'a>(
+    env: Env<'a>,
+    have: Term<'a>,
+    have_epoch: Term<'a>,
+    epoch: Term<'a>,
+    revisions: (Term<'a>, Term<'a>),
+    edits: Term<'a>,
+) -> NifResult<Term<'a>> {
+    let edits = term::list(edits, "edits")?
+        .map(term::edit)
+        .collect::<NifResult<Vec<_>>>()?;
+    let broadcast = Broadcast {
+        epoch: term::epoch(epoch, "epoch")?,
+        previous: term::revision(revisions.0, "previous revision")?,
+        revision: term::revision(revisions.1, "revision")?,
+        edits: &edits,
+    };
+    let (have, have_epoch) = (
+        term::whole_manifest(have)?,
+        term::epoch(have_epoch, "own epoch")?,
+    );
+    Ok(term::acceptance(
+        env,
+        &replica::accept(&have, have_epoch, &broadcast),
+    ))
 }

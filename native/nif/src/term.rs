@@ -16,6 +16,7 @@ use stream_s3_core::units::{Epoch, Offset, Revision, TimestampMs, Uid};
 
 pub(crate) use assembly::{chunk, fragment, fragment_meta, info, meta};
 pub(crate) use core::{Effects, format_state, options, persist_error, reset_persist, transfer_id};
+pub(crate) use decision::acceptance;
 pub(crate) use decision::{
     cached, chunk_identity, error_class, error_class_term, fetched_root, jitter, local_chunk, log,
     metadata, resolve, resolved, retry_delays, start, timeline,
@@ -66,7 +67,7 @@ pub(crate) mod atoms {
         governor_stopped, governor_submissions_received, governor_tasks_in_flight, governor_pending_submissions,
         governor_oversized_admissions, governor_dropped_dead_replyto, upload_permits_in_use, upload_buffer_bytes, bytes_sent,
         absent, present, failed, empty, use_cache, superseded, retry, inside_another, trimmed, same, different, unverifiable, task_retry_delay_ms, task_retry_delay_max_ms, upload_retry_delay_ms,
-        upload_retry_delay_max_ms, at_once, with_first_fragment, bytes_in_transfer, bytes_in_persist, edits_waiting, persist_failures,
+        upload_retry_delay_max_ms, at_once, with_first_fragment, accept, stale, resync, bytes_in_transfer, bytes_in_persist, edits_waiting, persist_failures,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use rustler::{Encoder, Env, NifResult, Term};
 use stream_s3_core::decisions::local_log::{Discarded, LocalLog, Start};
+use stream_s3_core::decisions::replica::Acceptance;
 use stream_s3_core::decisions::resolution::{Fetched, Metadata, Resolve, Resolved};
 use stream_s3_core::decisions::retry::RetryDelays;
 use stream_s3_core::decisions::timeline::{ChunkIdentity, LocalChunk, Timeline};
@@ -192,5 +193,14 @@ pub(crate) fn jitter(term: Term) -> NifResult<u32> {
         Err(misuse(format!(
             "random: expected a float of [0, 1), got {random}"
         )))
+    }
+}
+
+/// `{accept, Manifest}`, `stale`, or `{resync, Text}`.
+pub(crate) fn acceptance<'a>(env: Env<'a>, acceptance: &Acceptance) -> Term<'a> {
+    match acceptance {
+        Acceptance::Accept(manifest) => (atoms::accept(), manifest_term(env, manifest)).encode(env),
+        Acceptance::Stale => atoms::stale().encode(env),
+        Acceptance::Resync(reason) => (atoms::resync(), reason.to_string()).encode(env),
     }
 }

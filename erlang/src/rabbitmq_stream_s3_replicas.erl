@@ -1,0 +1,255 @@
+%% @doc What this node knows of the tiers of streams that it has a replica of: manifests as the writers' nodes persist them.
+%%
+%% A reader sends the edits of each persist to all nodes that its own is connected to; who has a replica of the stream takes them. What is
+%% sent may be lost, and nobody waits for an answer: whether edits continue what is known here is the core's decision, and if
+%% they do not, the whole manifest is read anew from the metadata store and the object store. Until that is done the
+%% stream's range is unresolved here. A manifest that a message too few leaves old is found by looking each `reconciliation_interval_ms'.
+-module(rabbitmq_stream_s3_replicas).
+-behaviour(gen_server).
+
+-include_lib("kernel/include/logger.hrl").
+-include("rabbitmq_stream_s3.hrl").
+
+-export([start_link/0, broadcast/4, look/0, status/0]).
+-export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2]).
+-export_type([edits/0]).
+
+%% How soon to look again for a replica that has ended: the next leader starts it anew within about that time.
+-define(SOON_MS, 500).
+-define(LOOK_TIMEOUT_MS, 30000).
+-define(LOG_META, #{domain => [rabbitmq, stream_s3]}).
+
+-type stream_id() :: binary().
+%% Revision in front of the edits and after them, and the edits of one persist, oldest first.
+-type edits() :: {Previous :: non_neg_integer(), Revision :: pos_integer(), [#edit{}]}.
+
+-record(replica, {
+    monitor :: reference(),
+    %% The epoch of the writer that persisted the manifest which is in the cache; pending: none is.
+    known = pending :: pending | {epoch, non_neg_integer()},
+    %% The tag of the process that reads the manifest anew, or the timer until the next attempt.
+    sync = none :: none | {running | waiting, reference()},
+    failures = 0 :: non_neg_integer(),
+    %% Edits that have come meanwhile, newest first, with their epochs.
+    later = [] :: [{non_neg_integer(), edits() | reset}]
+}).
+-record(state, {
+    replicas = #{} :: #{stream_id() => #replica{}},
+    timer = none :: none | reference()
+}).
+
+%% --- interface -------------------------------------------------------------------------------------------------------
+
+%% @doc Starts the server of this node.
+-spec start_link() -> {ok, pid()} | ignore | {error, term()}.
+start_link() ->
+    gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
+
+%% @doc Tells the given nodes what the writer of an epoch has persisted. `reset': another tier in the place of the one so far. Never waits: to a node that does not listen nothing is sent.
+-spec broadcast([node()], stream_id(), Epoch :: non_neg_integer(), edits() | reset) -> ok.
+broadcast(Nodes, StreamId, Epoch, Edits) ->
+    Message = {'$gen_cast', {persisted, StreamId, Epoch, Edits}},
+    lists:foreach(fun(Node) -> erlang:send({?MODULE, Node}, Message, [noconnect, nosuspend]) end, Nodes).
+
+%% @doc Looks for replicas now, and whether what is known of each is still current. Does not wait for the latter.
+-spec look() -> ok | {error, term()}.
+look() ->
+    gen_server:call(?MODULE, look, infinity).
+
+%% @doc How many streams whose writer is elsewhere have a manifest here, and how many wait for one. Table lookups.
+-spec status() -> #{resolved := non_neg_integer(), pending := non_neg_integer()}.
+status() ->
+    Streams = [Id || Id <- rabbitmq_stream_s3_manifest_cache:streams(), rabbitmq_stream_s3_registry:whereis(Id) =:= undefined],
+    {Pending, Resolved} = lists:partition(
+        fun(Id) -> rabbitmq_stream_s3_manifest_cache:range(Id) =:= {error, unresolved} end, Streams
+    ),
+    #{resolved => length(Resolved), pending => length(Pending)}.
+
+%% --- server ----------------------------------------------------------------------------------------------------------
+
+%% @private
+init([]) ->
+    %% What an earlier server left: nobody keeps it up to date any more.
+    [ok = forget(StreamId) || StreamId <- rabbitmq_stream_s3_manifest_cache:streams()],
+    {ok, #state{}, {continue, look}}.
+
+%% @private
+handle_continue(look, State) ->
+    {_, Next} = look(State),
+    {noreply, Next}.
+
+%% @private
+handle_call(look, _From, State) ->
+    {Result, Next} = look(State),
+    {reply, Result, Next}.
+
+%% @private
+handle_cast({persisted, StreamId, Epoch, Edits}, #state{replicas = Replicas} = State) ->
+    case Replicas of
+        #{StreamId := Replica} -> {noreply, keep(StreamId, follow(StreamId, Epoch, Edits, Replica), State)};
+        %% Of no concern here, or of a replica that has just been added, which the next look finds.
+        #{} -> {noreply, State}
+    end.
+
+%% @private
+handle_info({timeout, Timer, look}, #state{timer = Timer} = State) ->
+    {_, Next} = look(State),
+    {noreply, Next};
+handle_info({timeout, Timer, {sync, StreamId}}, #state{replicas = Replicas} = State) ->
+    case Replicas of
+        #{StreamId := #replica{sync = {waiting, Timer}} = Replica} ->
+            {noreply, keep(StreamId, sync(StreamId, Replica#replica{sync = none}), State)};
+        #{} ->
+            {noreply, State}
+    end;
+handle_info({synced, StreamId, Tag, Result}, #state{replicas = Replicas} = State) ->
+    case Replicas of
+        #{StreamId := #replica{sync = {running, Tag}} = Replica} ->
+            {noreply, keep(StreamId, synced(Result, StreamId, Replica#replica{sync = none}), State)};
+        #{} ->
+            {noreply, State}
+    end;
+handle_info({'DOWN', Monitor, process, _Pid, _Reason}, #state{replicas = Replicas} = State) ->
+    case [StreamId || {StreamId, #replica{monitor = M}} <- maps:to_list(Replicas), M =:= Monitor] of
+        [StreamId] -> {noreply, look_in(?SOON_MS, left(StreamId, State))};
+        [] -> {noreply, State}
+    end;
+handle_info(_Stale, State) ->
+    {noreply, State}.
+
+keep(StreamId, Replica, #state{replicas = Replicas} = State) ->
+    State#state{replicas = Replicas#{StreamId => Replica}}.
+
+%% --- which streams ---------------------------------------------------------------------------------------------------
+
+look(State0) ->
+    State = look_in(rabbitmq_stream_s3_config:get(reconciliation_interval_ms), State0),
+    case rabbitmq_stream_s3_task:call(fun rabbitmq_stream_s3_log:replicas/0, ?LOOK_TIMEOUT_MS) of
+        {ok, Found} -> {ok, lists:foldl(fun found/2, State, wanted(Found))};
+        {error, Reason} -> {{error, Reason}, State}
+    end.
+
+look_in(Delay, #state{timer = Timer} = State) ->
+    _ = Timer =/= none andalso erlang:cancel_timer(Timer),
+    State#state{timer = erlang:start_timer(Delay, self(), look)}.
+
+wanted(Found) ->
+    case rabbitmq_stream_s3_config:get(tiered) of
+        all -> [One || {StreamId, _} = One <- Found, rabbitmq_stream_s3_nif:valid_stream_id(StreamId)];
+        none -> []
+    end.
+
+found({StreamId, Pid}, #state{replicas = Replicas} = State) ->
+    Replica =
+        case Replicas of
+            #{StreamId := Known} ->
+                Known;
+            #{} ->
+                ok = forget(StreamId),
+                ok = rabbitmq_stream_s3_manifest_cache:pending(StreamId),
+                #replica{monitor = monitor(process, Pid)}
+        end,
+    keep(StreamId, sync(StreamId, Replica), State).
+
+left(StreamId, #state{replicas = Replicas} = State) ->
+    {#replica{sync = Sync}, Rest} = maps:take(StreamId, Replicas),
+    ok = cancel(Sync),
+    ok = forget(StreamId),
+    State#state{replicas = Rest}.
+
+cancel(none) ->
+    ok;
+cancel({running, _Tag}) ->
+    ok;
+cancel({waiting, Timer}) ->
+    _ = erlang:cancel_timer(Timer),
+    ok.
+
+%% A stream whose writer is here is its reader's concern.
+forget(StreamId) ->
+    case rabbitmq_stream_s3_registry:whereis(StreamId) of
+        undefined -> rabbitmq_stream_s3_manifest_cache:forget(StreamId);
+        _Reader -> ok
+    end.
+
+%% --- following -------------------------------------------------------------------------------------------------------
+
+follow(StreamId, Epoch, Edits, #replica{known = pending, later = Later} = Replica) ->
+    sync(StreamId, Replica#replica{later = [{Epoch, Edits} | Later]});
+follow(StreamId, _Epoch, reset, Replica) ->
+    unresolved(StreamId, Replica);
+follow(StreamId, Epoch, {Previous, Revision, Edits}, #replica{known = {epoch, Have}} = Replica) ->
+    case rabbitmq_stream_s3_manifest_cache:get(StreamId) of
+        {resolved, Manifest, _} ->
+            case rabbitmq_stream_s3_nif:accept_edits(Manifest, Have, Epoch, {Previous, Revision}, Edits) of
+                {accept, Next} ->
+                    ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Next),
+                    Replica;
+                stale ->
+                    Replica;
+                {resync, Why} ->
+                    ?LOG_INFO("stream ~ts: the manifest is read anew, because of ~ts", [StreamId, Why], ?LOG_META),
+                    unresolved(StreamId, Replica)
+            end;
+        _GoneWithTheCache ->
+            unresolved(StreamId, Replica)
+    end.
+
+%% Old as it may be, it was persisted; but nobody can tell any more how old it is.
+unresolved(StreamId, #replica{sync = Sync} = Replica) ->
+    ok = forget(StreamId),
+    ok = rabbitmq_stream_s3_manifest_cache:pending(StreamId),
+    %% One that is under way may find that nothing has changed since what is not known any more.
+    ok = cancel(Sync),
+    sync(StreamId, Replica#replica{known = pending, sync = none, later = []}).
+
+%% In a process of its own, whose answer carries the tag that is remembered: one that nobody waits for any more is dropped.
+sync(StreamId, #replica{sync = none} = Replica) ->
+    Timeout = rabbitmq_stream_s3_config:get(persist_timeout_ms),
+    Have = have(StreamId, Replica),
+    Server = self(),
+    Tag = make_ref(),
+    Read = fun() -> rabbitmq_stream_s3_replica_reader_resolve:persisted(StreamId, Have, Timeout) end,
+    _ = spawn_link(fun() -> Server ! {synced, StreamId, Tag, rabbitmq_stream_s3_task:call(Read, Timeout)} end),
+    Replica#replica{sync = {running, Tag}};
+sync(_StreamId, Replica) ->
+    Replica.
+
+have(_StreamId, #replica{known = pending}) ->
+    undefined;
+have(StreamId, #replica{known = {epoch, _}}) ->
+    case rabbitmq_stream_s3_manifest_cache:get(StreamId) of
+        {resolved, _, Revision} -> Revision;
+        _ -> undefined
+    end.
+
+synced({ok, {ok, Manifest, Epoch}}, StreamId, Replica) ->
+    case rabbitmq_stream_s3_registry:whereis(StreamId) of
+        undefined -> newer(Manifest, Epoch, StreamId, Replica);
+        _Reader -> again(reader_here, StreamId, Replica)
+    end;
+synced({ok, unchanged}, _StreamId, Replica) ->
+    Replica#replica{failures = 0};
+synced({ok, {error, {metadata, not_found}}}, _StreamId, #replica{later = []} = Replica) ->
+    %% Nothing to ask for until there is news.
+    Replica#replica{failures = 0};
+synced({ok, {error, Reason}}, StreamId, Replica) ->
+    again(Reason, StreamId, Replica);
+synced({error, Reason}, StreamId, Replica) ->
+    again({metadata, Reason}, StreamId, Replica).
+
+%% Edits may have been taken since it was read.
+newer(#manifest{revision = Revision} = Manifest, Epoch, StreamId, #replica{later = Later} = Replica) ->
+    case have(StreamId, Replica) of
+        Have when is_integer(Have), Have >= Revision ->
+            Replica#replica{failures = 0};
+        _ ->
+            ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Manifest),
+            Known = Replica#replica{known = {epoch, Epoch}, failures = 0, later = []},
+            lists:foldl(fun({E, Edits}, R) -> follow(StreamId, E, Edits, R) end, Known, lists:reverse(Later))
+    end.
+
+again(Reason, StreamId, #replica{failures = Failures} = Replica) ->
+    Delay = max(?SOON_MS, rabbitmq_stream_s3_replica_reader_tasks:retry_delay(Reason, Failures + 1)),
+    Timer = erlang:start_timer(Delay, self(), {sync, StreamId}),
+    Replica#replica{sync = {waiting, Timer}, failures = Failures + 1}.
