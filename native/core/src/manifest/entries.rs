@@ -6,6 +6,7 @@
 
 use std::cmp::Ordering;
 use std::fmt;
+use std::slice;
 use std::sync::Arc;
 
 use super::Entry;
@@ -85,14 +86,14 @@ impl Entries {
     #[must_use]
     pub fn iter(&self) -> Iter<'_> {
         Iter {
-            entries: self,
-            start: 0,
-            end: self.len(),
+            front: [].iter(),
+            blocks: self.blocks.iter(),
+            back: self.tail.iter(),
         }
     }
 
-    /// They lie in memory in these pieces: for those who pass over all of them, and count nanoseconds.
-    pub fn pieces(&self) -> impl Iterator<Item = &[Entry]> {
+    /// They lie in memory in these pieces.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = &[Entry]> {
         self.blocks
             .iter()
             .map(|block| &**block)
@@ -163,6 +164,18 @@ impl From<Vec<Entry>> for Entries {
     }
 }
 
+impl Entries {
+    /// `count` entries, the one at an index made by `entry`: without a copy.
+    pub(super) fn build(count: usize, entry: impl Fn(usize) -> Entry) -> Self {
+        let whole = count / BLOCK;
+        let block = |number| (number * BLOCK..(number + 1) * BLOCK).map(&entry).collect();
+        Self {
+            blocks: Arc::new((0..whole).map(block).collect()),
+            tail: Arc::new((whole * BLOCK..count).map(&entry).collect()),
+        }
+    }
+}
+
 impl FromIterator<Entry> for Entries {
     fn from_iter<I: IntoIterator<Item = Entry>>(entries: I) -> Self {
         entries.into_iter().collect::<Vec<_>>().into()
@@ -212,39 +225,69 @@ impl IntoIterator for Entries {
 /// Goes through entries, from either end.
 #[derive(Debug, Clone)]
 pub struct Iter<'a> {
-    entries: &'a Entries,
-    start: usize,
-    end: usize,
+    front: slice::Iter<'a, Entry>,
+    blocks: slice::Iter<'a, Arc<[Entry]>>,
+    back: slice::Iter<'a, Entry>,
 }
 
 impl<'a> Iterator for Iter<'a> {
     type Item = &'a Entry;
 
+    #[inline]
     fn next(&mut self) -> Option<&'a Entry> {
-        if self.start == self.end {
-            return None;
+        loop {
+            if let Some(entry) = self.front.next() {
+                return Some(entry);
+            }
+            match self.blocks.next() {
+                Some(block) => self.front = block.iter(),
+                None => return self.back.next(),
+            }
         }
-        self.start += 1;
-        self.entries.get(self.start - 1)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.end - self.start, Some(self.end - self.start))
+        let left = self.front.len() + self.blocks.len() * BLOCK + self.back.len();
+        (left, Some(left))
     }
 
     fn nth(&mut self, count: usize) -> Option<&'a Entry> {
-        self.start = self.start.saturating_add(count).min(self.end);
-        self.next()
+        let Some(mut beyond) = count.checked_sub(self.front.len()) else {
+            return self.front.nth(count);
+        };
+        self.front = [].iter();
+        let skipped = (beyond / BLOCK).min(self.blocks.len());
+        beyond -= skipped * BLOCK;
+        // With a block left, `beyond` is less than a block.
+        match self.blocks.nth(skipped) {
+            Some(block) => {
+                self.front = block.iter();
+                self.front.nth(beyond)
+            }
+            None => self.back.nth(beyond),
+        }
+    }
+
+    fn fold<B, F: FnMut(B, &'a Entry) -> B>(self, init: B, mut each: F) -> B {
+        let mut sum = self.front.fold(init, &mut each);
+        for block in self.blocks {
+            sum = block.iter().fold(sum, &mut each);
+        }
+        self.back.fold(sum, each)
     }
 }
 
 impl DoubleEndedIterator for Iter<'_> {
     fn next_back(&mut self) -> Option<Self::Item> {
-        if self.start == self.end {
-            return None;
+        loop {
+            if let Some(entry) = self.back.next_back() {
+                return Some(entry);
+            }
+            match self.blocks.next_back() {
+                Some(block) => self.back = block.iter(),
+                None => return self.front.next_back(),
+            }
         }
-        self.end -= 1;
-        self.entries.get(self.end)
     }
 }
 
@@ -320,6 +363,29 @@ mod tests {
                     Err(half + 1)
                 }
             );
+        }
+    }
+
+    #[test]
+    fn passing_over_entries_in_any_way_meets_each_once_and_in_order() {
+        for count in [0, 1, 63, 64, 65, 128, 130, 200] {
+            let all: Vec<_> = (0..count).map(entry).collect();
+            let entries = Entries::from(all.clone());
+            assert_eq!(entries, Entries::build(count, entry));
+            assert!(entries.iter().eq(&all));
+            assert!(entries.iter().rev().eq(all.iter().rev()));
+            for skip in 0..=count {
+                let (mut left, mut right) = (entries.iter(), all.iter());
+                left.next_back();
+                right.next_back();
+                assert_eq!(left.nth(skip), right.nth(skip), "{skip} of {count}");
+                assert_eq!(left.len(), right.len());
+                assert_eq!(left.next_back(), right.next_back());
+                let (mut folded, mut expected) = (Vec::new(), Vec::new());
+                left.for_each(|entry| folded.push(*entry));
+                right.for_each(|entry| expected.push(*entry));
+                assert_eq!(folded, expected);
+            }
         }
     }
 }

@@ -167,14 +167,21 @@ impl Entry {
 
     /// Reads a stored entry; the error is the code of an unknown kind.
     pub fn decode(bytes: &[u8; ENTRY_SIZE]) -> Result<Self, u8> {
-        Ok(Self {
+        let code = bytes[KIND_AT];
+        EntryKind::from_code(code)
+            .map(|kind| Self::with_kind(bytes, kind))
+            .ok_or(code)
+    }
+
+    fn with_kind(bytes: &[u8; ENTRY_SIZE], kind: EntryKind) -> Self {
+        Self {
             first_offset: Offset(u64_at(bytes, 0)),
             first_timestamp: TimestampMs(i64_at(bytes, 8)),
             last_timestamp: TimestampMs(i64_at(bytes, 16)),
-            kind: EntryKind::from_code(bytes[KIND_AT]).ok_or(bytes[KIND_AT])?,
+            kind,
             size: u40_at(bytes, 25),
             uid: Uid(u32_at(bytes, 30)),
-        })
+        }
     }
 
     /// The object that the entry points to.
@@ -201,15 +208,18 @@ impl Entry {
 /// Reads an array of entries. Checks each entry alone, not their order. An error's place counts from the beginning of `bytes`.
 /// One pass; the result takes about as much memory as the input.
 pub fn decode_entries(bytes: &[u8]) -> Result<Entries, FormatError> {
-    read_entries("entries", 0, bytes).map(Entries::from)
+    rows("entries", 0, bytes).map(read_rows)
 }
 
-/// Reads entries; `base` is where `bytes` starts in the object that errors speak of.
-pub(super) fn read_entries(
+/// An entry as stored.
+pub(super) type Row = [u8; ENTRY_SIZE];
+
+/// The rows of an array of entries, each of them checked; `base` is where `bytes` starts in the object that errors speak of.
+pub(super) fn rows<'b>(
     what: &'static str,
     base: usize,
-    bytes: &[u8],
-) -> Result<Vec<Entry>, FormatError> {
+    bytes: &'b [u8],
+) -> Result<&'b [Row], FormatError> {
     let (rows, rest) = bytes.as_chunks::<ENTRY_SIZE>();
     if !rest.is_empty() {
         let got = (base + bytes.len()) as u64;
@@ -219,22 +229,30 @@ pub(super) fn read_entries(
         };
         return Err(FormatError::new(what, got, problem));
     }
-    let mut entries = Vec::with_capacity(rows.len());
-    for (index, row) in rows.iter().enumerate() {
-        match Entry::decode(row) {
-            Ok(entry) => entries.push(entry),
-            Err(code) => {
-                let at = (base + index * ENTRY_SIZE + KIND_AT) as u64;
-                let value = u64::from(code);
-                let problem = FormatProblem::UnknownValue {
-                    field: "entry kind",
-                    value,
-                };
-                return Err(FormatError::new(what, at, problem));
-            }
-        }
+    // The kind is all that can be wrong with a row. Looked at first, so that nothing has to be moved once it is read.
+    let kind = |row: &Row| EntryKind::from_code(row[KIND_AT]);
+    if let Some((index, row)) = rows.iter().enumerate().find(|(_, row)| kind(row).is_none()) {
+        let at = (base + index * ENTRY_SIZE + KIND_AT) as u64;
+        let problem = FormatProblem::UnknownValue {
+            field: "entry kind",
+            value: u64::from(row[KIND_AT]),
+        };
+        return Err(FormatError::new(what, at, problem));
     }
-    Ok(entries)
+    Ok(rows)
+}
+
+/// Reads rows that have been checked. Without a copy.
+pub(super) fn read_rows(rows: &[Row]) -> Entries {
+    Entries::build(rows.len(), |index| read_row(&rows[index]))
+}
+
+/// Reads a row that has been checked: its kind is known.
+pub(super) fn read_row(row: &Row) -> Entry {
+    Entry::with_kind(
+        row,
+        EntryKind::from_code(row[KIND_AT]).unwrap_or(EntryKind::Fragment),
+    )
 }
 
 /// The entries as stored, one after the other. Allocates 34 bytes an entry.
@@ -248,7 +266,7 @@ pub fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Vec<u
 
 /// Appends the stored form of the entries to `out`.
 pub fn encode_entries_into<'a>(out: &mut Vec<u8>, entries: impl IntoIterator<Item = &'a Entry>) {
-    for entry in entries {
-        out.extend_from_slice(&entry.encode());
-    }
+    entries
+        .into_iter()
+        .for_each(|entry| out.extend_from_slice(&entry.encode()));
 }

@@ -1,6 +1,6 @@
 //! Group objects: entries that have moved out of the root, under the same header.
 
-use super::entry::read_entries;
+use super::entry::{read_row, rows};
 use super::root::{
     FIRST_LAST_TIMESTAMP_AT, FIRST_OFFSET_AT, FIRST_TIMESTAMP_AT, Header, MANIFEST_HEADER_SIZE,
     NEXT_OFFSET_AT, TOTAL_SIZE_AT, check_length,
@@ -62,7 +62,8 @@ pub fn decode_group(bytes: &[u8]) -> Result<Group, FormatError> {
         return Err(FormatError::new(WHAT, 0, FormatProblem::Magic(found)));
     };
     let header = Header::read(WHAT, bytes)?;
-    let entries = read_entries(WHAT, MANIFEST_HEADER_SIZE, &bytes[MANIFEST_HEADER_SIZE..])?;
+    let rows = rows(WHAT, MANIFEST_HEADER_SIZE, &bytes[MANIFEST_HEADER_SIZE..])?;
+    let entries: Vec<_> = rows.iter().map(read_row).collect();
     check_entries(WHAT, MANIFEST_HEADER_SIZE, &entries)?;
     check_header(&header, entries.first().ok_or_else(empty)?)?;
     Ok(Group { kind, entries })

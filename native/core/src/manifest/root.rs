@@ -5,7 +5,7 @@
 //! magic | u32 1   | first offset | next offset | first timestamp | first-last timestamp | 2 zero bits, total size | entries
 //! ```
 
-use super::entry::read_entries;
+use super::entry::{read_rows, rows};
 use super::{ENTRY_SIZE, EntryKind, Manifest, check_entries, encode_entries_into};
 use crate::bytes::{array, i64_at, u32_at, u64_at, u72_at};
 use crate::error::{FormatError, FormatProblem};
@@ -80,7 +80,7 @@ pub fn decode_root(bytes: &[u8]) -> Result<Manifest, FormatError> {
         next_offset: header.next_offset,
         total_size: header.total_size,
         revision: Revision(0),
-        entries: read_entries(WHAT, MANIFEST_HEADER_SIZE, &bytes[MANIFEST_HEADER_SIZE..])?.into(),
+        entries: rows(WHAT, MANIFEST_HEADER_SIZE, &bytes[MANIFEST_HEADER_SIZE..]).map(read_rows)?,
     };
     check_manifest(&manifest)?;
     Ok(manifest)

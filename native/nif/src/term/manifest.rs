@@ -95,27 +95,15 @@ pub(crate) fn entries_term<'a, 'e>(
     entries: impl ExactSizeIterator<Item = &'e Entry>,
 ) -> Term<'a> {
     let mut out = NewBinary::new(env, entries.len() * ENTRY_SIZE);
-    write_entries(out.as_mut_slice(), entries);
+    let (rows, _) = out.as_mut_slice().as_chunks_mut::<ENTRY_SIZE>();
+    let mut rows = rows.iter_mut();
+    // Not the other way round: the entries know how to pass over their blocks.
+    entries.for_each(|entry| {
+        if let Some(row) = rows.next() {
+            *row = entry.encode();
+        }
+    });
     out.into()
-}
-
-/// All entries of a manifest as a binary: the one copy that a persist costs.
-fn all_entries_term<'a>(env: Env<'a>, entries: &Entries) -> Term<'a> {
-    let mut out = NewBinary::new(env, entries.len() * ENTRY_SIZE);
-    let mut rest = out.as_mut_slice();
-    for piece in entries.pieces() {
-        let (space, after) = rest.split_at_mut(piece.len() * ENTRY_SIZE);
-        write_entries(space, piece);
-        rest = after;
-    }
-    out.into()
-}
-
-fn write_entries<'e>(out: &mut [u8], entries: impl IntoIterator<Item = &'e Entry>) {
-    let (rows, _) = out.as_chunks_mut::<ENTRY_SIZE>();
-    for (row, entry) in rows.iter_mut().zip(entries) {
-        *row = entry.encode();
-    }
 }
 
 /// A manifest as its record.
@@ -130,7 +118,7 @@ pub(crate) fn manifest_term<'a>(env: Env<'a>, manifest: &Manifest) -> Term<'a> {
             manifest.next_offset.0.encode(env),
             manifest.total_size.encode(env),
             manifest.revision.0.encode(env),
-            all_entries_term(env, &manifest.entries),
+            entries_term(env, manifest.entries.iter()),
         ],
     )
 }
