@@ -40,7 +40,7 @@ all() ->
     ].
 
 init_per_suite(Config) ->
-    ok = application:load(osiris),
+    _ = application:load(osiris),
     ok = application:set_env(osiris, data_dir, filename:join(?config(priv_dir, Config), "osiris")),
     Keeper = stream_s3_keeper:start(fun() ->
         ok = rabbitmq_stream_s3_counters:init(),
