@@ -14,7 +14,7 @@ export STREAM_S3_S3LOCAL := $(TARGET)/release/s3local
 export STREAM_S3_CLI := $(TARGET)/release/stream-s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo shell test test-deep sim sim-twins ct-file soak fuzz bench-core check fmt doc clean
+.PHONY: help setup build demo shell test test-deep sim sim-twins ct-file soak fuzz bench-core bench-upload check fmt doc clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ fuzz: ## Fuzzes the decoders, guided by coverage (SECONDS=60, for all of them to
 
 bench-core: setup ## What the core costs, in Rust and through the library, beside osiris and plain Erlang.
 	@.ci/bench-core
+
+bench-upload: build ## CPU and throughput of uploads, beside their limit, plain Erlang and boto3 (BENCH_ROUNDS=, BENCH_GIB=).
+	@.ci/bench-upload $(FLAVOUR)
 
 soak: build ## Kills a VM that uploads with kill -9, again and again, and looks for losses (ROUNDS=).
 	@.ci/erl $(FLAVOUR) stream_s3_soak main
