@@ -75,6 +75,8 @@ pub(crate) struct Plan {
     pub(crate) lose_cache: bool,
     /// How long a machine may take to write its cache back.
     pub(crate) flush_every: u64,
+    /// How long a new writer may run without a reader.
+    pub(crate) attach_within: u64,
     /// When the stream is deleted.
     pub(crate) delete_at: Option<u64>,
     /// How often garbage is collected.
@@ -124,11 +126,14 @@ impl Plan {
             nemesis_every: (!calm && rng.chance(850)).then(|| rng.between(300, 5_000)),
             lose_cache: rng.chance(400),
             flush_every: rng.between(200, 25_000),
+            attach_within: 600,
             delete_at: rng.chance(70).then(|| rng.between(1_000, horizon)),
             gc_every: rng.chance(350).then(|| rng.between(1_000, 8_000)),
         };
         if rng.chance(80) {
             plan.hurry(rng);
+        } else if !calm && rng.chance(100) {
+            plan.forget(rng);
         }
         plan
     }
@@ -140,5 +145,20 @@ impl Plan {
         self.max_in_flight = 1;
         self.trim_every = Some(rng.between(40, 200));
         self.store_faults /= 8;
+    }
+
+    /// Makes it a world of machines that often forget, and of logs that are soon trimmed where they grew anew.
+    fn forget(&mut self, rng: &mut Rng) {
+        self.lose_cache = true;
+        self.flush_every = rng.between(10_000, 60_000);
+        self.nemesis_every = Some(rng.between(600, 2_500));
+        self.horizon = rng.between(20_000, 40_000);
+        self.store_faults /= 4;
+        self.metadata_faults /= 4;
+        self.write_every = rng.between(30, 150);
+        self.segment_bytes = rng.between(60, 300);
+        self.delete_at = None;
+        self.trim_every = Some(rng.between(100, 500));
+        self.attach_within = 6_000;
     }
 }

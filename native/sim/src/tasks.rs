@@ -7,7 +7,7 @@ use stream_s3_core::decisions::resolution::{
     Fetched, Metadata as Known, Resolve, Resolved, resolve, resolved,
 };
 use stream_s3_core::decisions::timeline::{
-    ChunkIdentity, LocalChunk, Timeline, check_continuation, check_timeline,
+    ChunkIdentity, LocalChunk, Timeline, check_beginning, check_continuation, check_timeline,
 };
 use stream_s3_core::error::TransferError;
 use stream_s3_core::fragment::{INDEX_RECORD_SIZE, IndexRecord, OBJECT_HEADER};
@@ -476,8 +476,14 @@ impl Task {
     fn continuation(&self, env: &Env, newest: Option<&ChunkIdentity>) -> Timeline {
         match &self.work {
             Work::Resolve(at) if !env.is(Twin::ContinuationCheck) => {
-                let next = local_chunk(env, self.node, at.manifest.next_offset);
-                check_continuation(newest, &next)
+                let end = at.manifest.next_offset;
+                let first = env.cluster.members[self.node].range().first;
+                if newest.is_some()
+                    && check_beginning(end, first.map(Offset)) == Timeline::Different
+                {
+                    return Timeline::Different;
+                }
+                check_continuation(newest, &local_chunk(env, self.node, end))
             }
             Work::Resolve(_)
             | Work::Persist(_)

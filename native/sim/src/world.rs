@@ -263,7 +263,8 @@ impl World {
             }
             self.periodically(3, 100, Event::Join(member));
         }
-        self.periodically(0, 600, Event::Reconcile(winner));
+        let within = self.env.plan.attach_within;
+        self.periodically(0, within, Event::Reconcile(winner));
     }
 
     fn writer_of(&self, member: usize) -> Option<u64> {
@@ -410,7 +411,7 @@ impl World {
         }
         let every = self.env.plan.nemesis_every.unwrap_or(1_000);
         self.periodically(every / 2, every, Event::Nemesis);
-        let kind = self.env.rng.between(0, 10);
+        let kind = self.env.rng.between(0, 11);
         let member = self.env.rng.between(0, MEMBERS as u64 - 1) as usize;
         let length = self.env.rng.between(300, 6_000);
         if !self.env.fault(1_000) {
@@ -419,6 +420,12 @@ impl World {
         let env = &mut self.env;
         match kind {
             0 | 1 => self.crash(member, length),
+            // A whole rack.
+            11 => {
+                for member in 0..MEMBERS {
+                    self.crash(member, length);
+                }
+            }
             2 => {
                 env.coverage.hit("member cut off");
                 env.note(|| format!("member {member} is cut off for {length}"));
@@ -476,7 +483,7 @@ impl World {
     }
 
     fn crash(&mut self, member: usize, length: u64) {
-        let lose = self.env.plan.lose_cache && self.env.rng.chance(600);
+        let lose = self.env.plan.lose_cache && self.env.rng.chance(800);
         if !self.env.cluster.members[member].up {
             return;
         }

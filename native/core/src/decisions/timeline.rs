@@ -72,6 +72,16 @@ pub fn check_continuation(newest: Option<&ChunkIdentity>, next: &LocalChunk) -> 
     }
 }
 
+/// Compares where a tier ends, exclusive, with where a log begins that has trimmed the tier's newest chunk. That chunk reaches up to `end`, so a log
+/// that begins in front of `end` has another chunk in its place. For a tier with entries, where [`check_timeline`] cannot tell.
+#[must_use]
+pub fn check_beginning(end: Offset, first: Option<Offset>) -> Timeline {
+    match first {
+        Some(first) if first < end => Timeline::Different,
+        Some(_) | None => Timeline::Unverifiable,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,5 +174,18 @@ mod tests {
             check_continuation(Some(&CHUNK), &LocalChunk::Trimmed),
             Timeline::Unverifiable
         );
+    }
+
+    #[test]
+    fn a_log_that_begins_inside_the_newest_chunk_is_another_timeline() {
+        assert_eq!(
+            check_beginning(Offset(12), Some(Offset(11))),
+            Timeline::Different
+        );
+        assert_eq!(
+            check_beginning(Offset(12), Some(Offset(12))),
+            Timeline::Unverifiable
+        );
+        assert_eq!(check_beginning(Offset(12), None), Timeline::Unverifiable);
     }
 }
