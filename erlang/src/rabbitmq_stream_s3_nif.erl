@@ -23,7 +23,7 @@
 -export([manifest_new_edit/1, manifest_apply_edit/2, manifest_is_well_formed/1]).
 -export([manifest_encode_root/1, manifest_decode_root/1, manifest_encode_group/2, manifest_decode_group/1]).
 -export([manifest_lookup_offset/2, manifest_lookup_timestamp/2, manifest_evaluate_remote_retention/3, manifest_resume/2]).
--export([chunk_is_committed/2, compare_log/2, start_on_other_timeline/2, check_timeline/2, error_class/1]).
+-export([chunk_is_committed/2, compare_log/2, start_on_other_timeline/2, check_timeline/2, check_beginning/2, check_continuation/2, error_class/1]).
 -export([resolve_manifest/3, resolve_root/2]).
 -export([retry_delay/4, valid_stream_id/1, object_key/3]).
 -export([may_delete/2, deletable_segments/3, gc_verdict/3, key_prefix/2, parse_key/2]).
@@ -196,7 +196,7 @@ assembly_new(_TargetSize, _Expected) -> ?NOT_LOADED.
 -spec assembly_add_chunk(chunk(), assembly()) -> assembly().
 assembly_add_chunk(_Chunk, _Assembly) -> ?NOT_LOADED.
 
-%% Takes at most 256 chunks a call; a rest without a cut means: call again.
+%% Takes at most 128 chunks a call; a rest without a cut means: call again.
 -spec assembly_add_chunks([chunk()], assembly()) -> {assembly(), Rest :: [chunk()]}.
 assembly_add_chunks(_Chunks, _Assembly) -> ?NOT_LOADED.
 
@@ -327,6 +327,17 @@ start_on_other_timeline(_Manifest, _Log) -> ?NOT_LOADED.
 -spec check_timeline(Remote :: chunk_identity(), Local :: chunk_identity() | inside_another | trimmed) ->
     same | different | unverifiable.
 check_timeline(_Remote, _Local) -> ?NOT_LOADED.
+
+%% @doc For what {@link check_timeline/2} cannot tell, because the newest tiered chunk is trimmed: whether a log that begins at
+%% `First' may have had it. `End' is the manifest's next offset.
+-spec check_beginning(End :: non_neg_integer(), First :: non_neg_integer() | undefined) -> different | unverifiable.
+check_beginning(_End, _First) -> ?NOT_LOADED.
+
+%% @doc The same, also for a tier without a chunk (`undefined'): whether the log may go on at the tier's end. `Next' is what it
+%% has there.
+-spec check_continuation(Newest :: chunk_identity() | undefined, Next :: chunk_identity() | inside_another | trimmed) ->
+    different | unverifiable.
+check_continuation(_Newest, _Next) -> ?NOT_LOADED.
 
 %% @doc Where the manifest of a stream comes from: the metadata store's answer, the revision of the cached manifest, the
 %% caller's epoch. `{superseded, Epoch}': a later writer has persisted, so this one must not write.

@@ -131,15 +131,37 @@ fetched({error, _}) -> failed.
 %% --- timeline --------------------------------------------------------------------------------------------------------
 
 %% Offsets alone do not tell: a log that was lost and written anew has the same ones.
-timeline(#{manifest := #manifest{entries = <<>>}}) ->
+timeline(#{manifest := #manifest{entries = <<>>, next_offset = 0}}) ->
     {ok, #{timeline => unverifiable}};
+timeline(#{manifest := #manifest{entries = <<>>}} = Known) ->
+    timeline(Known#{tiered => undefined}, [fun continuation/1]);
 timeline(Known) ->
-    Steps = [fun newest_fragment/1, fun last_position/1, fun tiered_chunk/1, fun local_chunk/1],
-    case steps(Known, Steps) of
-        {ok, #{tiered := Tiered, local := Local}} ->
-            {ok, #{timeline => rabbitmq_stream_s3_nif:check_timeline(Tiered, Local)}};
-        {error, _} = Error ->
-            Error
+    Chunk = [fun newest_fragment/1, fun last_position/1, fun tiered_chunk/1, fun local_chunk/1],
+    case steps(Known, Chunk) of
+        {ok, Found} -> timeline(Found, [fun newest_chunk/1, fun range/1, fun beginning/1, fun continuation/1]);
+        {error, _} = Error -> Error
+    end.
+
+%% What one look cannot tell, the next one may.
+timeline(#{timeline := Told} = Known, Looks) when Told =/= unverifiable; Looks =:= [] ->
+    {ok, maps:with([timeline], Known)};
+timeline(Known, [Look | Looks]) ->
+    case steps(Known, [Look]) of
+        {ok, Found} -> timeline(Found, Looks);
+        {error, _} = Error -> Error
+    end.
+
+newest_chunk(#{tiered := Tiered, local := Local}) ->
+    {ok, #{timeline => rabbitmq_stream_s3_nif:check_timeline(Tiered, Local)}}.
+
+beginning(#{manifest := #manifest{next_offset = End}, range := #{first := First}}) ->
+    {ok, #{timeline => rabbitmq_stream_s3_nif:check_beginning(End, First)}}.
+
+%% A tier that ends inside a chunk of the log could never be gone on with.
+continuation(#{context := Context, tiered := Tiered, manifest := #manifest{next_offset = End}}) ->
+    case rabbitmq_stream_s3_log:identity(Context, End) of
+        {ok, Next} -> {ok, #{timeline => rabbitmq_stream_s3_nif:check_continuation(Tiered, Next)}};
+        {error, _} = Error -> Error
     end.
 
 newest_fragment(#{stream := StreamId, manifest := #manifest{entries = Entries}, until := Until}) ->

@@ -41,6 +41,7 @@ all() ->
         a_reader_ends_with_its_writer_and_the_next_writer_gets_one,
         a_log_that_was_lost_and_is_as_long_again_is_another_timeline,
         a_tier_that_reaches_beyond_the_log_is_discarded,
+        a_tier_that_ends_inside_a_chunk_of_the_log_is_discarded,
         a_log_that_lost_what_was_not_tiered_begins_a_new_tier_with_its_first_fragment,
         an_empty_log_under_a_tier_is_waited_for,
         only_the_current_root_stays,
@@ -409,6 +410,22 @@ a_tier_that_reaches_beyond_the_log_is_discarded(Config) ->
     ok = ?READER:await_offset(Stream, 0, ?TIMEOUT),
     ?assertEqual(empty, rabbitmq_stream_s3:get_range(Stream)),
     ?assertMatch({{_, 2}, Next} when Next =:= Revision + 1, stream_s3_world:pointer(Stream)),
+    assert_tiered(Config, Second),
+    ?assertMatch(#{remote_tier_ahead_recoveries := 1}, counters(Config)).
+
+%% An empty tier has no chunk to compare, yet no log that has a chunk across its end can go on from there.
+a_tier_that_ends_inside_a_chunk_of_the_log_is_discarded(Config) ->
+    Stream = ?config(stream, Config),
+    First = start_stream(Config),
+    write(First, 0, 5),
+    assert_tiered(Config, First),
+    ok = lose_log(Config, First),
+    {_, Revision} = stream_s3_world:pointer(Stream),
+    {ok, Uid} = rabbitmq_stream_s3_store:put_root(Stream, 1, #manifest{first_offset = 5, next_offset = 5}, ?TIMEOUT),
+    {ok, _, _} = rabbitmq_stream_s3_metadata:put(Stream, {Uid, 1}, Revision),
+    Second = start_writer(Config, 2),
+    ok = stream_s3_osiris:write_chunk(Second, [<<N>> || N <- lists:seq(1, 20)]),
+    ok = rabbitmq_stream_s3_reconciler:reconcile(),
     assert_tiered(Config, Second),
     ?assertMatch(#{remote_tier_ahead_recoveries := 1}, counters(Config)).
 

@@ -191,13 +191,12 @@ many_chunks_stop_at_the_cut_and_the_rest_comes_back(_Config) ->
     {A, Rest} = ?ASSEMBLY:add_chunks(Chunks, ?ASSEMBLY:new(35, 0)),
     ?assert(?ASSEMBLY:is_cut(A)),
     ?assertEqual(lists:nthtail(4, Chunks), Rest),
-    ?assertEqual({A, Rest}, {A, element(2, ?ASSEMBLY:add_chunks(Rest, A))}),
-    ?assertError(badarg, ?ASSEMBLY:add_chunk(hd(Rest), A)).
+    ?assertEqual({A, Rest}, {A, element(2, ?ASSEMBLY:add_chunks(Rest, A))}).
 
 more_chunks_than_a_call_takes_are_taken_by_one_call_of_the_face(_Config) ->
     Chunks = chunks(0, 1000),
     {_, Rest} = ?NIF:assembly_add_chunks(Chunks, ?NIF:assembly_new(1 bsl 40, 0)),
-    ?assertEqual(744, length(Rest)),
+    ?assertEqual(872, length(Rest)),
     {A, []} = ?ASSEMBLY:add_chunks(Chunks, ?ASSEMBLY:new(1 bsl 40, 0)),
     ?assertMatch(#{num_chunks := 1000, next_offset := 1000}, ?ASSEMBLY:metadata(A)).
 
@@ -615,7 +614,7 @@ well_formed_manifests_are_told_from_others(_Config) ->
      || M <- [Bad, Good#manifest{next_offset = 30}, Good#manifest{entries = <<1>>}, Good#manifest{total_size = 1 bsl 70}]
     ],
     ?assertError({malformed_manifest, Bad}, ?MANIFEST:assert_well_formed(Bad)),
-    ?assertError(badarg, ?MANIFEST:is_well_formed(not_a_manifest)).
+    ?assertNot(?MANIFEST:is_well_formed(not_a_manifest)).
 
 %% --- decisions and names ---------------------------------------------------------------------------------------------
 
@@ -635,6 +634,16 @@ decisions_take_and_answer_their_terms(_Config) ->
     ?assertEqual(
         [same, different, different, different, unverifiable],
         [?NIF:check_timeline(Chunk, L) || L <- [Chunk, Chunk#{epoch := 2}, Chunk#{crc := 6}, inside_another, trimmed]]
+    ),
+    ?assertEqual([different, unverifiable, unverifiable], [?NIF:check_beginning(40, First) || First <- [39, 40, undefined]]),
+    ?assertEqual(
+        [unverifiable, unverifiable, different, unverifiable, different],
+        [
+            ?NIF:check_continuation(Newest, Next)
+         || {Newest, Next} <- [
+                {undefined, trimmed}, {undefined, Chunk}, {undefined, inside_another}, {Chunk, Chunk}, {Chunk#{epoch := 2}, Chunk}
+            ]
+        ]
     ),
     Present = {present, 8, 3, 5},
     ?assertEqual(

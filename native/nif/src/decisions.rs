@@ -50,6 +50,24 @@ fn check_timeline<'a>(env: Env<'a>, remote: Term<'a>, local: Term<'a>) -> NifRes
     ))
 }
 
+/// Whether a log that has trimmed the tier's newest chunk may begin where it does. Normal scheduler, constant.
+#[rustler::nif]
+fn check_beginning<'a>(env: Env<'a>, end: Term<'a>, first: Term<'a>) -> NifResult<Term<'a>> {
+    let end = term::offset(end, "end")?;
+    let first = term::offset_or_undefined(first, "first")?;
+    Ok(term::timeline(env, timeline::check_beginning(end, first)))
+}
+
+/// Whether the log may go on where the tier ends, for what `check_timeline` cannot tell. Normal scheduler, constant.
+#[rustler::nif]
+fn check_continuation<'a>(env: Env<'a>, newest: Term<'a>, next: Term<'a>) -> NifResult<Term<'a>> {
+    let newest = term::optional_chunk_identity(newest)?;
+    Ok(term::timeline(
+        env,
+        timeline::check_continuation(newest.as_ref(), &term::local_chunk(next)?),
+    ))
+}
+
 /// Where the manifest of a stream comes from.
 #[rustler::nif]
 fn resolve_manifest<'a>(

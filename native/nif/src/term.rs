@@ -19,7 +19,7 @@ pub(crate) use core::{Effects, format_state, options, persist_error, reset_persi
 pub(crate) use decision::acceptance;
 pub(crate) use decision::{
     cached, chunk_identity, error_class, error_class_term, fetched_root, jitter, local_chunk, log,
-    metadata, resolve, resolved, retry_delays, start, timeline,
+    metadata, optional_chunk_identity, resolve, resolved, retry_delays, start, timeline,
 };
 pub(crate) use failure::{Failed, Panicked, Reason, transfer_error};
 pub(crate) use manifest::{

@@ -57,6 +57,15 @@ pub(crate) fn chunk_identity(term: Term) -> NifResult<ChunkIdentity> {
     })
 }
 
+/// The same of a tier, which has none while it is empty: `undefined`.
+pub(crate) fn optional_chunk_identity(term: Term) -> NifResult<Option<ChunkIdentity>> {
+    if term == atoms::undefined().encode(term.get_env()) {
+        Ok(None)
+    } else {
+        chunk_identity(term).map(Some)
+    }
+}
+
 /// The same of the local log, or why there is no such chunk.
 pub(crate) fn local_chunk(term: Term) -> NifResult<LocalChunk> {
     if is(term, atoms::inside_another()) {
