@@ -108,8 +108,8 @@ fn assembly_info<'a>(env: Env<'a>, assembly: AssemblyRef) -> NifResult<Term<'a>>
     term::info(env, &assembly.0)
 }
 
-/// Starts a machine. Linear in the entries of the manifest, some tens of nanoseconds each.
-#[rustler::nif]
+/// Starts a machine. Dirty CPU, since it happens once for a stream and is linear in the entries of the manifest: some ten nanoseconds each.
+#[rustler::nif(schedule = "DirtyCpu")]
 fn core_init<'a>(
     env: Env<'a>,
     manifest: Term<'a>,
@@ -123,8 +123,8 @@ fn core_init<'a>(
     Ok(started(env, machine, context, &effects))
 }
 
-/// Starts a machine that replaces the tier of `manifest` by an empty one. Linear in the entries of the manifest.
-#[rustler::nif]
+/// Starts a machine that replaces the tier of `manifest` by an empty one. Dirty CPU, as `core_init`.
+#[rustler::nif(schedule = "DirtyCpu")]
 fn core_init_reset<'a>(
     env: Env<'a>,
     manifest: Term<'a>,
