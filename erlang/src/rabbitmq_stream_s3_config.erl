@@ -121,7 +121,7 @@ rows() ->
         {store, {one_of, [s3, fs]}, <<>>, s3, <<"S3 is what tiering is for; fs is a directory, for trying it out and for tests">>},
         {fs_dir, string, <<"path">>, undefined, <<"needed with store = fs; there is no directory that is right everywhere">>},
         {bucket, string, <<>>, undefined, <<"needed with store = s3; it must exist">>},
-        {region, string, <<>>, undefined, <<"the SDK's chain knows it on AWS">>},
+        {region, string, <<>>, undefined, <<"needed unless there is an endpoint, whose region is us-east-1 then">>},
         {endpoint, string, <<"URL">>, undefined, <<"only for servers other than AWS">>},
         {path_style, boolean, <<>>, undefined, <<"when unset, true with an endpoint: own servers rarely have a DNS name for each bucket">>},
         {prefix, string, <<>>, <<"rabbitmq">>, <<"keeps the objects apart from others in the bucket">>},
@@ -152,7 +152,7 @@ rows() ->
         {max_in_flight_fragments, {integer, 1, 100000}, <<"fragments a stream">>, 8,
             <<"one stream cannot take every permit of the node for long">>},
         {pinned_segment_bytes, {integer, 0, ?MAX}, <<"bytes a node">>, 2147483648,
-            <<"disk that deleted segments may still hold until they are uploaded; 0: none">>},
+            <<"disk that deleted segments may still hold until they are uploaded; not used yet, so no other value is taken">>},
         %% When something fails.
         {upload_retry_delay_ms, {integer, 1, ?MAX_MS}, <<"ms">>, 1000, <<"first delay after an error that needs an operator">>},
         {upload_retry_delay_max_ms, {integer, 1, ?MAX_MS}, <<"ms">>, 30000, <<"uploads resume within half a minute after the cause is mended">>},
