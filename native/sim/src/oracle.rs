@@ -59,6 +59,8 @@ pub(crate) struct Oracle {
     chunks: BTreeMap<Identity, Rc<StoredChunk>>,
     /// The committed log, retention left aside.
     truth: BTreeMap<u64, Rc<StoredChunk>>,
+    /// What was lost of it.
+    lost: BTreeMap<u64, Rc<StoredChunk>>,
     /// How often committed chunks were lost.
     pub(crate) losses: u64,
     pub(crate) tier: Option<Tier>,
@@ -247,17 +249,30 @@ impl Env {
             })
             .map(|(id, _)| *id);
         if let Some(lost) = lost {
-            self.oracle.truth.split_off(&lost);
+            let mut gone = self.oracle.truth.split_off(&lost);
+            self.oracle.lost.append(&mut gone);
             self.oracle.losses += 1;
             self.coverage.hit("committed chunks lost");
             self.note(|| format!("all committed chunks from {lost} on are lost"));
         }
-        // A member that was away may bring back what had been lost.
-        for chunk in self.cluster.members[leader].chunks() {
-            if self.oracle.chunks.contains_key(&chunk.identity()) {
-                self.oracle.truth.insert(chunk.id, chunk);
-            }
+        // A member that was away may bring back what had been lost, also what it has trimmed: one chunk vouches for all in front of it.
+        let back: Vec<Rc<StoredChunk>> = self.cluster.members[leader]
+            .chunks()
+            .into_iter()
+            .filter(|chunk| self.oracle.chunks.contains_key(&chunk.identity()))
+            .collect();
+        let oracle = &mut self.oracle;
+        if let Some(oldest) = back.first()
+            && oracle.lost.get(&oldest.id) == Some(oldest)
+            && oracle.end() < oldest.id
+        {
+            let between: Vec<_> = oracle.lost.range(oracle.end()..oldest.id).collect();
+            let between: Vec<_> = between.into_iter().map(|(_, c)| c.clone()).collect();
+            oracle.truth.extend(between.into_iter().map(|c| (c.id, c)));
         }
+        oracle
+            .truth
+            .extend(back.into_iter().map(|chunk| (chunk.id, chunk)));
     }
 
     /// A reader goes on with a tier whose newest chunk its log has trimmed. If the log was lost and grew to fit, nobody can tell: what is
