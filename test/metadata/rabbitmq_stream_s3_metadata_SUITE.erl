@@ -40,6 +40,8 @@ all() ->
     ].
 
 init_per_suite(Config) ->
+    %% Of a suite that ran in this VM before.
+    ok = stream_s3_world:stop_metadata_store(),
     _ = application:load(osiris),
     ok = application:set_env(osiris, data_dir, filename:join(?config(priv_dir, Config), "osiris")),
     Keeper = stream_s3_keeper:start(fun() ->

@@ -69,9 +69,12 @@ dir(Pid) ->
 -spec next_offset(pid()) -> non_neg_integer().
 next_offset(Pid) ->
     #{dir := Dir} = osiris_util:get_reader_context(Pid),
-    case osiris_log:overview(Dir) of
+    try osiris_log:overview(Dir) of
         {{_First, Last}, _Epochs} -> Last + 1;
         {empty, _Epochs} -> 0
+    catch
+        %% Retention deleted a segment between its being listed and read.
+        throw:missing_file -> next_offset(Pid)
     end.
 
 %% @doc Id of the last chunk that a majority of the members has; -1 before the first.

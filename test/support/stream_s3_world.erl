@@ -4,7 +4,7 @@
 
 -include("rabbitmq_stream_s3.hrl").
 
--export([start/1, stop/1, describe/1, bucket/1, store/1, s3local/1]).
+-export([start/1, stop/1, stop_metadata_store/0, describe/1, bucket/1, store/1, s3local/1]).
 -export([start_application/1, try_application/1, stop_application/0, set/1]).
 -export([settle/3, pointer/1, tiered_bytes/1, kill_reader/1]).
 -export_type([world/0]).
@@ -61,7 +61,9 @@ stop(#{s3local := Server}) ->
         _ -> stream_s3_s3local:stop(Server)
     end.
 
-%% Khepri keeps the directory that it was started with first until Ra is stopped too.
+%% @doc Stops whatever metadata store runs in this VM: Khepri keeps the directory that it was started with first until Ra is
+%% stopped too.
+-spec stop_metadata_store() -> ok.
 stop_metadata_store() ->
     _ = [application:stop(Application) || Application <- [khepri, ra]],
     ok.
