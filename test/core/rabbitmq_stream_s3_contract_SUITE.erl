@@ -11,6 +11,9 @@
 -define(ASSEMBLY, rabbitmq_stream_s3_fragment_assembly).
 -define(M, rabbitmq_stream_s3_manifest).
 
+suite() ->
+    [{timetrap, {minutes, 2}}].
+
 all() ->
     [
         {group, names},

@@ -14,6 +14,9 @@
 -define(EPOCH, 7).
 -define(INTERVAL, 2000).
 
+suite() ->
+    [{timetrap, {minutes, 2}}].
+
 all() ->
     [{group, assembly}, {group, effects}, {group, values}].
 
@@ -610,8 +613,8 @@ states_move_between_processes_and_outlive_their_maker(_) ->
         {S1, []} = ?CORE:await_offset(10, {self(), make_ref()}, S),
         Self ! {self(), S1, ?ASSEMBLY:new(1, 7)}
     end),
+    receive {'DOWN', Mon, process, Pid, Reason} -> ?assertEqual(normal, Reason) end,
     {State, Assembly} = receive {Pid, S2, A} -> {S2, A} end,
-    receive {'DOWN', Mon, process, Pid, normal} -> ok end,
     erlang:garbage_collect(),
     ?assertEqual(tier(0, 2, 0), ?CORE:manifest(State)),
     ?assertMatch({_, [_, _, _, _, {reply_waiters, [{{Pid, _}, ok}]}]}, ?CORE:persist_complete(1, State)),
