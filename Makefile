@@ -14,7 +14,7 @@ export STREAM_S3_S3LOCAL := $(TARGET)/release/s3local
 export STREAM_S3_CLI := $(TARGET)/release/stream-s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo shell test test-deep sim sim-twins ct-file soak fuzz bench-core bench-upload check fmt doc clean
+.PHONY: help setup build dist demo shell test test-deep broker-test broker-test-deep sim sim-twins ct-file soak fuzz bench-core bench-upload check fmt doc clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ setup: ## Makes Erlang and RabbitMQ available: this machine's own, or root folde
 
 build: setup ## Builds the native library, the commands and the Erlang application (FLAVOUR=...).
 	@.ci/build $(FLAVOUR)
+
+dist: setup ## The plugin as RabbitMQ takes it: an archive for its plugins directory, in _build/dist.
+	@.ci/dist
 
 demo: build ## Uploads streams to a store and verifies each byte (STORE=, STREAMS=, MB=, KEEP=).
 	@.ci/erl $(FLAVOUR) stream_s3_demo main
@@ -36,6 +39,12 @@ test: setup ## All Rust tests, all suites on the first flavour, the fast ones on
 
 test-deep: setup ## The same with ignored tests, many more random cases, and all suites on every flavour.
 	@.ci/test deep
+
+broker-test: setup ## The plugin in real brokers: one node and three, and one of the oldest RabbitMQ.
+	@.ci/broker-test
+
+broker-test-deep: setup ## The same with more rounds.
+	@.ci/broker-test deep
 
 sim: ## Simulates the upload path in worlds that follow from seeds (SEEDS=, FROM=, TWIN=); tells the story of a violation.
 	@cargo run --release --quiet -p stream_s3_sim -- --seeds $(SEEDS) --from $(FROM) $(if $(TWIN),--twin $(TWIN))

@@ -11,7 +11,8 @@
 start(_Type, _Args) ->
     Steps = [
         fun rabbitmq_stream_s3_config:validate/0,
-        fun load_library/0,
+        fun rabbitmq_stream_s3_config:hide_secrets/0,
+        fun rabbitmq_stream_s3_library:load/0,
         fun rabbitmq_stream_s3_store:open/0,
         fun rabbitmq_stream_s3_metadata:start/0
     ],
@@ -37,13 +38,3 @@ run([Step | Steps]) ->
         ok -> run(Steps);
         {error, _} = Error -> Error
     end.
-
-%% A library that does not fit is one sentence here; at the first call it would be an `undef' in some process.
-load_library() ->
-    case code:ensure_loaded(rabbitmq_stream_s3_nif) of
-        {module, _} -> ok;
-        {error, Reason} -> {error, text("the native library could not be loaded (~0tp); an earlier line of the log says why", [Reason])}
-    end.
-
-text(Format, Args) ->
-    unicode:characters_to_binary(io_lib:format(Format, Args)).

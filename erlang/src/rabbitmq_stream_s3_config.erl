@@ -8,7 +8,7 @@
 
 -compile({no_auto_import, [get/1]}).
 
--export([get/1, validate/0, validate/1, table/0, store_settings/0, redact/1]).
+-export([get/1, validate/0, validate/1, check/2, table/0, store_settings/0, redact/1, hide_secrets/0]).
 -export_type([key/0, row/0, type/0]).
 
 -define(APP, rabbitmq_stream_s3).
@@ -60,6 +60,28 @@ validate(Env0) ->
     Env = [{K, V} || {K, V} <- Env0, K =/= included_applications],
     Checks = [fun() -> check_key(K, V) end || {K, V} <- lists:sort(Env)] ++ [fun() -> check_all(maps:from_list(Env)) end],
     first_error(Checks).
+
+%% @doc Checks one value of one knob, for those that have it from somewhere else than the environment.
+-spec check(key(), term()) -> ok | {error, Text :: binary()}.
+check(Key, Value) ->
+    check_key(Key, Value).
+
+%% @doc Replaces the secrets in the environment by what RabbitMQ's obfuscation of credentials makes of them, so that they are read
+%% neither in `rabbitmqctl environment' nor in a crash report. Outside a broker they stay as they are.
+-spec hide_secrets() -> ok.
+hide_secrets() ->
+    case lists:keymember(credentials_obfuscation, 1, application:which_applications(infinity)) of
+        true -> lists:foreach(fun hide_secret/1, [Key || {Key, secret, _, _, _} <- rows()]);
+        false -> ok
+    end.
+
+hide_secret(Key) ->
+    case {application:get_env(?APP, Key), get(Key)} of
+        {undefined, _} -> ok;
+        {{ok, {encrypted, _}}, _} -> ok;
+        %% Persistent, as RabbitMQ sets it: a plugin that is disabled is unloaded, and finds its settings again when it is enabled.
+        {{ok, _}, Secret} -> application:set_env(?APP, Key, credentials_obfuscation:encrypt(Secret), [{persistent, true}])
+    end.
 
 %% @doc All knobs, in the order in which a reader wants them: where to store, what, when, how fast, and the rest.
 -spec table() -> [row()].
@@ -209,6 +231,10 @@ is_of_type({integer, Min, Max}, Value) ->
     is_integer(Value) andalso Value >= Min andalso Value =< Max;
 is_of_type({integer, Min, Max, Word}, Value) ->
     Value =:= Word orelse is_of_type({integer, Min, Max}, Value);
+is_of_type(secret, {encrypted, Value}) ->
+    is_binary(Value);
+is_of_type(secret, [{password, Value}]) ->
+    is_of_type(secret, Value);
 is_of_type(Type, Value) when Type =:= string; Type =:= secret ->
     case text(Value) of
         {ok, <<>>} -> false;
@@ -317,6 +343,11 @@ refuse(Format, Args) ->
 
 %% --- values ----------------------------------------------------------------------------------------------------------
 
+%% How our schema hands it over: RabbitMQ does not log the value of such a list.
+normal(secret, [{password, Value}]) ->
+    normal(secret, Value);
+normal(secret, {encrypted, _} = Hidden) ->
+    credentials_obfuscation:decrypt(Hidden);
 normal(Type, Value) when Type =:= string; Type =:= secret ->
     case text(Value) of
         {ok, Text} -> Text;

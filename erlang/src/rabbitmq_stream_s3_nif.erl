@@ -10,6 +10,7 @@
 -module(rabbitmq_stream_s3_nif).
 
 -include("rabbitmq_stream_s3.hrl").
+-include("rabbitmq_stream_s3_nif.hrl").
 
 -export([misuse/2, format_error/2]).
 -export([abi_version/0]).
@@ -39,9 +40,6 @@
 -export_type([ref/0, uid/0, offset/0, stream_id/0, cont/0, lookup/0, part/0]).
 
 -on_load(on_load/0).
-
-%% Raised by the library for the version that this module was written for. Both change together.
--define(ABI_VERSION, 1).
 
 %% Handles. Each is a value or a shared object behind a reference; garbage collection releases it.
 -opaque assembly() :: reference().
@@ -159,15 +157,11 @@ format_error(_Reason, [{_M, _F, _As, Info} | _]) ->
 on_load() ->
     case erlang:load_nif(filename:join(priv_dir(), ?MODULE_STRING), ?ABI_VERSION) of
         ok -> ok;
-        {error, {Class, Text}} -> {error, {Class, Text ++ hint(Class)}}
+        %% Who loads this module is only told that it failed: rabbitmq_stream_s3_library finds the cause here.
+        {error, Cause} ->
+            ok = persistent_term:put({?MODULE, not_loaded}, Cause),
+            {error, Cause}
     end.
-
-hint(load) ->
-    ": it was built for another version of this module, or this is not OTP 26 or later";
-hint(load_failed) ->
-    ": build it with make";
-hint(_) ->
-    "".
 
 %% code:priv_dir/1 knows applications by the name of their folder. Started by hand from ebin, there may be none.
 priv_dir() ->

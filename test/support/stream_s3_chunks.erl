@@ -59,8 +59,8 @@ type(0) -> user;
 type(1) -> tracking_delta;
 type(2) -> tracking_snapshot.
 
-%% @doc The records of a chunk in the order they were written; none of a tracking chunk. Sub-batches are not used by these
-%% tests and raise.
+%% @doc The records of a chunk in the order they were written; none of a tracking chunk. Batches of records are taken apart, plain
+%% ones and those compressed with gzip; other compressions raise.
 -spec records(chunk()) -> [binary()].
 records(#{type := user, num_records := Num, data := Data}) ->
     Records = entries(Data),
@@ -73,8 +73,16 @@ records(#{type := tracking_snapshot}) ->
 
 entries(<<0:1, Size:31, Record:Size/binary, Rest/binary>>) ->
     [Record | entries(Rest)];
+entries(<<1:1, Compression:3, _:4, Count:16, Plain:32, Size:32, Batch:Size/binary, Rest/binary>>) ->
+    Inner = unpack(Compression, Batch),
+    {Plain, Records} = {byte_size(Inner), entries(Inner)},
+    Count = length(Records),
+    Records ++ entries(Rest);
 entries(<<>>) ->
     [].
+
+unpack(0, Batch) -> Batch;
+unpack(1, Batch) -> zlib:gunzip(Batch).
 
 %% @doc All chunks of bytes that hold whole chunks and nothing else.
 -spec all(binary()) -> [chunk()].
