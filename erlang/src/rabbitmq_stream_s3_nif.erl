@@ -29,7 +29,7 @@
 -export([retry_delay/4, valid_stream_id/1, object_key/3]).
 -export([may_delete/2, deletable_segments/3, gc_verdict/3, key_prefix/2, parse_key/2]).
 -export([accept_edits/5]).
--export([store_open/1, store_probe/3, store_put/6, store_get/5, store_delete/4, store_list/6, store_cancel/1]).
+-export([store_open/1, store_probe/3, store_put/6, store_get/5, store_delete/4, store_list/6, store_cancel/1, store_metrics/0]).
 -export([put_root/6, get_root/6, put_group/6, get_group/7]).
 -export([governor_start/1, governor_submit/5, governor_finished/2, governor_cancel/2, governor_set_rate/3]).
 -export([governor_set_concurrency/2, governor_stop/3, governor_info/1]).
@@ -437,6 +437,28 @@ store_list(_Store, _Pid, _Ref, _Prefix, _From, _Max) -> ?NOT_LOADED.
 %% @doc Aborts requests. None of them sends anything afterwards, though an answer may be in the mailbox already.
 -spec store_cancel([ref()]) -> ok.
 store_cancel(_Refs) -> ?NOT_LOADED.
+
+%% @doc What has been asked of all stores since the library was loaded, as numbers that only grow. Costs a few microseconds.
+%%
+%% Counted once a request, when it has ended, transfers included. Outcomes are the kinds of errors, and `throttled' (otherwise
+%% `transient') and `cancelled' (by its requester: deadlines come to that). A batch delete that was answered is `ok', whatever became of
+%% each key. A probe is several requests, some of which a good store refuses. What a row counts is what the key names; `unknown' stands
+%% for listings, batches of several kinds, and foreign keys. Rows that would be 0 are not there.
+%%
+%% Durations are in seconds, from sending to the answer, of a GET to the last byte read; one row for each operation, buckets cumulative
+%% with the bounds 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180 and infinity. Bytes are those of objects,
+%% failed attempts included.
+-spec store_metrics() ->
+    #{
+        requests := [{op() | multi_delete, Outcome, ObjectKind, pos_integer()}],
+        durations := [{op() | multi_delete, [{UpperSeconds :: float() | infinity, non_neg_integer()}], SumSeconds :: float(), non_neg_integer()}],
+        bytes_sent := non_neg_integer(),
+        bytes_received := non_neg_integer()
+    }
+when
+    Outcome :: ok | transient | throttled | conflict | not_found | corrupt | invalid | closed | cancelled,
+    ObjectKind :: fragment | root | group | kilo_group | mega_group | history | unknown.
+store_metrics() -> ?NOT_LOADED.
 
 %% Value: the uid in the key, a new one each call.
 -spec put_root(store(), pid(), ref(), stream_id(), Epoch :: non_neg_integer(), #manifest{}) -> ok.

@@ -8,7 +8,7 @@
 -include_lib("kernel/include/logger.hrl").
 -include("rabbitmq_stream_s3.hrl").
 
--export([open/0, close/0, handle/0, start_link/0, status/0, probe/0]).
+-export([open/0, close/0, handle/0, start_link/0, status/0, probe/0, metrics/0]).
 -export([put_root/4, get_root/4, put_group/4, get_group/5, get/3, list/4, delete/2]).
 -export([root_key/3, fragment_key/3, group_key/4, key_prefix/1, parse_key/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
@@ -162,6 +162,18 @@ start_link() ->
 -spec status() -> status().
 status() ->
     gen_server:call(?MODULE, status).
+
+%% @doc What {@link rabbitmq_stream_s3_nif:store_metrics/0} answers, and whether the last probe could use the bucket (1) or not, or not
+%% yet (0).
+-spec metrics() -> #{bucket_accessible := 0 | 1, atom() => term()}.
+metrics() ->
+    Accessible =
+        case status() of
+            #{state := accessible} -> 1;
+            #{state := failing} -> 0;
+            #{state := unknown} -> 0
+        end,
+    (rabbitmq_stream_s3_nif:store_metrics())#{bucket_accessible => Accessible}.
 
 %% @doc Probes now, unless a probe is under way.
 -spec probe() -> ok.

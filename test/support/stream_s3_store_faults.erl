@@ -1,7 +1,7 @@
 %% @doc What shall go wrong with the requests to a server `s3local', and how often it did.
 -module(stream_s3_store_faults).
 
--export([add/2, clear/1, count/2]).
+-export([add/2, clear/1, count/2, requests/2]).
 -export_type([rule/0]).
 
 %% op: `put', `get', `delete', `multi_delete', ...; key: a pattern in which `*' stands for anything; skip: so many pass first;
@@ -31,9 +31,18 @@ clear(Server) ->
 %% @doc How many faults have been applied to an operation since the server's start.
 -spec count(stream_s3_s3local:server(), atom()) -> non_neg_integer().
 count(Server, Op) ->
+    counter(Server, Op, "faults").
+
+%% @doc How many requests of an operation have come in since the server's start.
+-spec requests(stream_s3_s3local:server(), atom()) -> non_neg_integer().
+requests(Server, Op) ->
+    counter(Server, Op, "requests").
+
+counter(Server, Op, Name) ->
     {200, Body} = request(get, {url(Server, "counters"), []}),
-    {match, [Faults]} = re:run(Body, ["\"", atom_to_list(Op), "\":{[^}]*\"faults\":([0-9]+)"], [{capture, all_but_first, list}]),
-    list_to_integer(Faults).
+    Pattern = ["\"", atom_to_list(Op), "\":{[^}]*\"", Name, "\":([0-9]+)"],
+    {match, [Count]} = re:run(Body, Pattern, [{capture, all_but_first, list}]),
+    list_to_integer(Count).
 
 url(Server, What) ->
     #{endpoint := Endpoint} = stream_s3_s3local:settings(Server),

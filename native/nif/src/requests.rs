@@ -1,10 +1,11 @@
 //! NIFs of the runtime part: store requests and the governor.
 
 use std::future::Future;
+use std::sync::{Arc, LazyLock};
 
 use rustler::{Env, LocalPid, NifResult, ResourceArc, Term};
 use stream_s3_runtime::{Executor, Governor, StartError, Store, Work};
-use stream_s3_store::{Body, Op, StoreError};
+use stream_s3_store::{Body, Op, RequestCounts, StoreError};
 
 use crate::handle::{GovernorHandle, Opaque, StoreHandle, Watch};
 use crate::mailbox::{self, OwnerMailbox, TransferMailbox};
@@ -13,6 +14,9 @@ use crate::term::{self, StoreAnswer, atoms};
 type StoreRef = ResourceArc<StoreHandle>;
 type GovernorRef = ResourceArc<GovernorHandle>;
 type Answer = Result<StoreAnswer, StoreError>;
+
+/// Of all stores that this library has opened.
+static REQUESTS: LazyLock<Arc<RequestCounts>> = LazyLock::new(Arc::default);
 
 /// Opens a store; sends no request. Dirty I/O: reads certificates, and starts the library's threads if need be.
 #[rustler::nif(schedule = "DirtyIo")]
@@ -29,7 +33,7 @@ fn store_open<'a>(env: Env<'a>, config: Term<'a>) -> NifResult<Term<'a>> {
     };
     // Clients may want to know the runtime they will live on.
     let _context = executor.tokio().enter();
-    Ok(match Store::open(settings, prefix) {
+    Ok(match Store::open(settings, prefix, &REQUESTS) {
         Ok(store) => (atoms::ok(), ResourceArc::new(StoreHandle(store))).encode(env),
         Err(error) => refused(term::setting_of(env, &error), error.message),
     })
@@ -125,6 +129,12 @@ fn store_list<'a>(
             .await
             .map(StoreAnswer::Page)
     })
+}
+
+/// What has been asked of all stores so far, and how it went. Normal scheduler; reads some five hundred numbers, a few microseconds.
+#[rustler::nif]
+fn store_metrics(env: Env) -> NifResult<Term> {
+    term::store_metrics(env, &REQUESTS.snapshot())
 }
 
 /// Aborts requests by reference. Normal scheduler; a copy of each reference.

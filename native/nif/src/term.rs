@@ -6,6 +6,7 @@ mod core;
 mod decision;
 mod failure;
 mod manifest;
+mod metrics;
 mod upkeep;
 mod work;
 
@@ -26,6 +27,7 @@ pub(crate) use manifest::{
     apply_edit_bytes, edit, entries_list, entries_term, fetched, format_error, group_kind, limits,
     lookup, manifest, manifest_term, new_edit, object_key, retention, whole_manifest,
 };
+pub(crate) use metrics::store_metrics;
 pub(crate) use upkeep::{
     candidate, gc_limits, gc_stream, offsets, one_or_all, parsed_key, prefix, verdict,
 };
@@ -66,6 +68,8 @@ pub(crate) mod atoms {
         external, rate, burst, concurrency, owner, unlimited, transfer_admitted, transfer_result, governor_run, governor_dropped,
         governor_stopped, governor_submissions_received, governor_tasks_in_flight, governor_pending_submissions,
         governor_oversized_admissions, governor_dropped_dead_replyto, upload_permits_in_use, upload_buffer_bytes, bytes_sent,
+        // Metrics of the store
+        requests, durations, bytes_received, infinity, multi_delete, kilo_group, mega_group, history, unknown,
         absent, present, failed, empty, use_cache, superseded, retry, inside_another, trimmed, same, different, unverifiable, task_retry_delay_ms, task_retry_delay_max_ms, upload_retry_delay_ms,
         upload_retry_delay_max_ms, at_once, with_first_fragment, accept, stale, resync, bytes_in_transfer, bytes_in_persist, edits_waiting, persist_failures,
     }

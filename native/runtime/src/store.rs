@@ -12,8 +12,8 @@ use stream_s3_core::units::{Epoch, Offset, Uid};
 use stream_s3_store::fs::FsStore;
 use stream_s3_store::s3::{S3Settings, S3Store};
 use stream_s3_store::{
-    Body, ByteStream, Capabilities, ErrorKind, Failure, ObjectStore, Op, Part, PutOptions, Result,
-    SharedStore, StoreError,
+    Body, ByteStream, Capabilities, ErrorKind, Failure, Meter, ObjectStore, Op, Part, PutOptions,
+    RequestCounts, Result, SharedStore, StoreError,
 };
 
 /// Objects larger than this are not read into memory. A root of a million entries is half as large.
@@ -49,14 +49,15 @@ pub struct Read {
 }
 
 impl Store {
-    /// Opens a store; sends no request.
+    /// Opens a store whose requests are counted into `counts`; sends none.
     ///
     /// # Errors
     /// `Failure::Setting` names the setting that cannot be used.
-    pub fn open(settings: Settings, prefix: Prefix) -> Result<Self> {
+    pub fn open(settings: Settings, prefix: Prefix, counts: &Arc<RequestCounts>) -> Result<Self> {
+        let meter = Meter::new(Arc::clone(counts), prefix.clone());
         let objects: SharedStore = match settings {
-            Settings::S3(settings) => Arc::new(S3Store::open(*settings)?),
-            Settings::Fs(dir) => Arc::new(FsStore::open(dir)?),
+            Settings::S3(settings) => Arc::new(S3Store::open(*settings)?.metered(meter)),
+            Settings::Fs(dir) => Arc::new(FsStore::open(dir)?.metered(meter)),
         };
         Ok(Self::over(objects, prefix))
     }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use futures::Stream;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
+use crate::meter::Meter;
 use crate::{Body, ByteStream};
 
 /// Where a body leaves the error that stopped it: an HTTP client hands on a copy of its text at best.
@@ -32,10 +33,11 @@ pub(crate) struct SizedBody {
     len: u64,
     left: u64,
     failed: Failed,
+    meter: Meter,
 }
 
 impl SizedBody {
-    pub(crate) fn new(body: Body) -> (Self, Failed) {
+    pub(crate) fn new(body: Body, meter: Meter) -> (Self, Failed) {
         let (len, stream): (u64, ByteStream) = match body {
             Body::Bytes(bytes) => {
                 let len = bytes.len() as u64;
@@ -53,6 +55,7 @@ impl SizedBody {
                 len,
                 left: len,
                 failed: failed.clone(),
+                meter,
             },
             failed,
         )
@@ -84,6 +87,7 @@ impl HttpBody for SizedBody {
             Poll::Ready(Some(Ok(bytes))) => match self.left.checked_sub(bytes.len() as u64) {
                 Some(left) => {
                     self.left = left;
+                    self.meter.sent(bytes.len());
                     Poll::Ready(Some(Ok(Frame::data(bytes))))
                 }
                 None => {

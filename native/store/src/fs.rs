@@ -13,6 +13,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 
 use crate::error::{Failure, Op, StoreError};
+use crate::meter::{self, Meter, Operation};
 use crate::probe;
 use crate::tree::{self, Tree, TreeError, Upload};
 use crate::{
@@ -31,6 +32,7 @@ pub struct FsStore {
     tree: Arc<Tree>,
     prepared: AtomicBool,
     probes: probe::Name,
+    meter: Meter,
 }
 
 impl FsStore {
@@ -51,7 +53,14 @@ impl FsStore {
             tree: Arc::new(tree),
             prepared: AtomicBool::new(false),
             probes: probe::Name::new(),
+            meter: Meter::default(),
         })
+    }
+
+    /// The same, with its calls counted: each of them as one request.
+    #[must_use]
+    pub fn metered(self, meter: Meter) -> Self {
+        Self { meter, ..self }
     }
 
     /// The folder.
@@ -184,21 +193,20 @@ impl FsStore {
     }
 
     async fn append(&self, key: &str, mut writing: Writing, pieces: Vec<Bytes>) -> Result<Writing> {
+        let meter = self.meter.clone();
         let done = blocking(Op::Put, move || {
             for piece in &pieces {
                 writing.crc.update(piece);
                 writing.upload.write(piece)?;
+                meter.sent(piece.len());
             }
             Ok(writing)
         })
         .await?;
         done.map_err(|error| self.failed(Op::Put, key, error))
     }
-}
 
-#[async_trait]
-impl ObjectStore for FsStore {
-    async fn put(&self, key: &str, body: Body, options: PutOptions) -> Result<Stored> {
+    async fn put_file(&self, key: &str, body: Body, options: PutOptions) -> Result<Stored> {
         // Refused before anything is written.
         self.tree
             .path(key)
@@ -222,7 +230,7 @@ impl ObjectStore for FsStore {
         })
     }
 
-    async fn get(&self, key: &str, part: Part) -> Result<Object> {
+    async fn open_file(&self, key: &str, part: &Part) -> Result<Object> {
         let name = key.to_owned();
         let (file, entry) = self.run(Op::Get, key, move |tree| tree.open(&name)).await?;
         let range = part.resolve(entry.size).ok_or_else(|| {
@@ -240,7 +248,7 @@ impl ObjectStore for FsStore {
         })
     }
 
-    async fn delete(&self, keys: &[String]) -> Result<Vec<(String, StoreError)>> {
+    async fn delete_files(&self, keys: &[String]) -> Result<Vec<(String, StoreError)>> {
         let keys = keys.to_vec();
         let failed: Vec<(String, TreeError)> = self
             .run(Op::Delete, "", move |tree| {
@@ -258,7 +266,7 @@ impl ObjectStore for FsStore {
         Ok(failed.collect())
     }
 
-    async fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<Page> {
+    async fn list_files(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<Page> {
         let (start, after) = (prefix.to_owned(), from.map(str::to_owned));
         let max = max.clamp(1, crate::PAGE_SIZE);
         let (entries, more) = self
@@ -281,12 +289,36 @@ impl ObjectStore for FsStore {
             next,
         })
     }
+}
+
+#[async_trait]
+impl ObjectStore for FsStore {
+    async fn put(&self, key: &str, body: Body, options: PutOptions) -> Result<Stored> {
+        let ongoing = self.meter.begin(Operation::Put, [key]);
+        ongoing.end(self.put_file(key, body, options).await)
+    }
+
+    async fn get(&self, key: &str, part: Part) -> Result<Object> {
+        let ongoing = self.meter.begin(Operation::Get, [key]);
+        ongoing.reading(self.open_file(key, &part).await, &part)
+    }
+
+    async fn delete(&self, keys: &[String]) -> Result<Vec<(String, StoreError)>> {
+        let names = keys.iter().map(String::as_str);
+        let ongoing = self.meter.begin(Operation::MultiDelete, names);
+        ongoing.end(self.delete_files(keys).await)
+    }
+
+    async fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<Page> {
+        let ongoing = self.meter.begin(Operation::List, []);
+        ongoing.end(self.list_files(prefix, from, max).await)
+    }
 
     async fn probe(&self, prefix: &str) -> Result<Capabilities> {
         // The checksum is compared here in any case; the calls below show that the folder can be used at all.
         let put = |key: String, body: Bytes, options: PutOptions| async move {
             self.put(&key, Body::Bytes(body), options).await.map(|_| ())
         };
-        probe::run(self, prefix, &self.probes, put).await
+        meter::probing(probe::run(self, prefix, &self.probes, put)).await
     }
 }

@@ -7,6 +7,7 @@ mod body;
 mod credentials;
 pub mod error;
 pub mod fs;
+pub mod meter;
 mod probe;
 pub mod s3;
 mod sdk_error;
@@ -25,6 +26,7 @@ use futures::Stream;
 
 pub use error::{ErrorKind, Failure, Op, StoreError};
 pub use fs::FsStore;
+pub use meter::{Meter, RequestCounts};
 pub use s3::{Credentials, S3Settings, S3Store};
 
 /// Most keys of one page of a listing, and of one batch of deletes: what S3 allows.

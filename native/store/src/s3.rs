@@ -33,6 +33,7 @@ use md5::{Digest, Md5};
 use crate::body::{Announced, SizedBody};
 use crate::credentials::Renewed;
 use crate::error::{Answer, ErrorKind, Failure, Op, StoreError};
+use crate::meter::{self, Meter, Operation};
 use crate::probe;
 use crate::sdk_error;
 pub use crate::settings::{Credentials, S3Settings};
@@ -54,6 +55,7 @@ pub struct S3Store {
     /// The store said once that it knows no batch deletes.
     single_deletes: AtomicBool,
     probes: probe::Name,
+    meter: Meter,
 }
 
 impl S3Store {
@@ -110,7 +112,14 @@ impl S3Store {
             renewed,
             single_deletes: AtomicBool::new(false),
             probes: probe::Name::new(),
+            meter: Meter::default(),
         })
+    }
+
+    /// The same, with its requests counted.
+    #[must_use]
+    pub fn metered(self, meter: Meter) -> Self {
+        Self { meter, ..self }
     }
 
     /// Bucket, key and endpoint as they appear in messages.
@@ -129,7 +138,7 @@ impl S3Store {
         body: Body,
         options: &PutOptions,
     ) -> Result<(Stored, Option<String>)> {
-        let (body, failed) = SizedBody::new(body);
+        let (body, failed) = SizedBody::new(body, self.meter.clone());
         let len = i64::try_from(body.len()).map_err(|_| {
             StoreError::new(
                 Op::Put,
@@ -191,6 +200,133 @@ impl S3Store {
         }
     }
 
+    /// Compares the checksum that the store acknowledges with the one that was sent.
+    async fn put_checked(&self, key: &str, body: Body, options: PutOptions) -> Result<Stored> {
+        let (stored, echo) = self.put_object(key, body, &options).await?;
+        if let (Some(sent), Some(echo)) = (options.crc32.map(encode_crc32), echo)
+            && sent != echo
+        {
+            let message = format!(
+                "put {}: the store acknowledged the checksum {echo} instead of {sent}; what it holds is not what was sent",
+                self.place(key)
+            );
+            return Err(StoreError::new(Op::Put, Failure::ChecksumMismatch, message));
+        }
+        Ok(stored)
+    }
+
+    fn no_byte(&self, key: &str, part: &Part) -> StoreError {
+        let message = format!("get {}: {part:?} holds no byte", self.place(key));
+        StoreError::new(Op::Get, Failure::Http(416), message)
+    }
+
+    async fn get_object(&self, key: &str, part: &Part, range: Option<String>) -> Result<Object> {
+        let request = self
+            .client
+            .get_object()
+            .bucket(&self.settings.bucket)
+            .key(key)
+            .set_range(range)
+            .set_expected_bucket_owner(self.owner());
+        let output = request
+            .send()
+            .await
+            .map_err(|error| self.failed(Op::Get, key, error))?;
+        let wrong = |what: &str| {
+            let message = format!("get {}: {what}", self.place(key));
+            Err(StoreError::new(Op::Get, Failure::Http(502), message))
+        };
+        // Nothing marks an error document that comes with a success but that an object has a tag.
+        if output.e_tag().is_none() {
+            return wrong("an answer without an entity tag is not an object");
+        }
+        let Some(len) = output
+            .content_length()
+            .and_then(|len| u64::try_from(len).ok())
+        else {
+            return wrong("an answer without a length cannot be checked for completeness");
+        };
+        let size = match part {
+            Part::Whole => len,
+            // Of an empty object some stores send nothing, instead of refusing.
+            Part::Range(_) | Part::Last(_) if len == 0 => return Err(self.no_byte(key, part)),
+            Part::Range(_) | Part::Last(_) => {
+                let asked = output.content_range().and_then(parse_content_range);
+                let Some((start, end, size)) = asked else {
+                    return wrong("the store answered a request for a part with something else");
+                };
+                if part.resolve(size) != Some(start..end) || end - start != len {
+                    return wrong("the store answered with another part than asked for");
+                }
+                size
+            }
+        };
+        let etag = output.e_tag().map(str::to_owned);
+        let body = BodyDataStream::new(output.body.into_inner()).map_err(std::io::Error::other);
+        Ok(Object {
+            size,
+            etag,
+            body: Box::pin(Announced::new(body, len)),
+        })
+    }
+
+    async fn list_page(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<Page> {
+        let max = i32::try_from(max.clamp(1, PAGE_SIZE)).unwrap_or(1);
+        let request = self
+            .client
+            .list_objects_v2()
+            .bucket(&self.settings.bucket)
+            .prefix(prefix)
+            .max_keys(max)
+            .set_continuation_token(from.map(str::to_owned))
+            // Keys may hold characters that XML cannot: one such object, whoever put it there, would make the page unreadable.
+            .encoding_type(EncodingType::Url)
+            .set_expected_bucket_owner(self.owner());
+        let output = request
+            .send()
+            .await
+            .map_err(|error| self.failed(Op::List, prefix, error))?;
+        let next = output.next_continuation_token().map(str::to_owned);
+        if output.is_truncated() == Some(true) && next.is_none() {
+            let message = format!(
+                "list {}: the store cut the list off without saying where it goes on",
+                self.place(prefix)
+            );
+            return Err(StoreError::new(Op::List, Failure::Http(502), message));
+        }
+        let mut objects = Vec::with_capacity(output.contents().len());
+        for object in output.contents() {
+            let size = object.size().and_then(|size| u64::try_from(size).ok());
+            let key = object.key().and_then(|key| match output.encoding_type() {
+                Some(EncodingType::Url) => decode_key(key),
+                Some(_) | None => Some(key.to_owned()),
+            });
+            let (Some(key), Some(size)) = (key, size) else {
+                let message = format!(
+                    "list {}: the store sent a row without a key or a size that can be read",
+                    self.place(prefix)
+                );
+                return Err(StoreError::new(Op::List, Failure::Http(502), message));
+            };
+            let modified_ms = object
+                .last_modified()
+                .and_then(|time| time.to_millis().ok());
+            objects.push(Listed {
+                key,
+                size,
+                modified_ms,
+            });
+        }
+        Ok(Page {
+            objects,
+            next: if output.is_truncated() == Some(true) {
+                next
+            } else {
+                None
+            },
+        })
+    }
+
     async fn delete_batch(&self, keys: &[String]) -> Result<Vec<(String, StoreError)>> {
         let invalid = |error| {
             StoreError::new(
@@ -219,10 +355,10 @@ impl S3Store {
             .bucket(&self.settings.bucket)
             .set_expected_bucket_owner(self.owner())
             .delete(delete);
-        let output = match request.send().await {
-            Ok(output) => output,
-            Err(error) => return Err(self.failed(Op::Delete, "", error)),
-        };
+        let keys = keys.iter().map(String::as_str);
+        let ongoing = self.meter.begin(Operation::MultiDelete, keys);
+        let sent = request.send().await;
+        let output = ongoing.end(sent.map_err(|error| self.failed(Op::Delete, "", error)))?;
         let mut failures = Vec::new();
         for row in output.errors() {
             let key = row.key().unwrap_or_default().to_owned();
@@ -250,7 +386,10 @@ impl S3Store {
             .bucket(&self.settings.bucket)
             .key(key)
             .set_expected_bucket_owner(self.owner());
-        let error = self.failed(Op::Delete, key, request.send().await.err()?);
+        let ongoing = self.meter.begin(Operation::Delete, [key]);
+        let sent = request.send().await;
+        let answer = ongoing.end(sent.map_err(|error| self.failed(Op::Delete, key, error)));
+        let error = answer.err()?;
         let gone = error.kind == ErrorKind::NotFound && !error.message.contains("NoSuchBucket");
         (!gone).then(|| (key.to_owned(), error))
     }
@@ -325,79 +464,21 @@ impl S3Store {
 #[async_trait]
 impl ObjectStore for S3Store {
     async fn put(&self, key: &str, body: Body, options: PutOptions) -> Result<Stored> {
-        let (stored, echo) = self.put_object(key, body, &options).await?;
-        if let (Some(sent), Some(echo)) = (options.crc32.map(encode_crc32), echo)
-            && sent != echo
-        {
-            let message = format!(
-                "put {}: the store acknowledged the checksum {echo} instead of {sent}; what it holds is not what was sent",
-                self.place(key)
-            );
-            return Err(StoreError::new(Op::Put, Failure::ChecksumMismatch, message));
-        }
-        Ok(stored)
+        let ongoing = self.meter.begin(Operation::Put, [key]);
+        ongoing.end(self.put_checked(key, body, options).await)
     }
 
     async fn get(&self, key: &str, part: Part) -> Result<Object> {
-        let no_byte = |part: &Part| {
-            let message = format!("get {}: {part:?} holds no byte", self.place(key));
-            StoreError::new(Op::Get, Failure::Http(416), message)
-        };
         let range = match &part {
             Part::Whole => None,
             Part::Range(range) if range.start < range.end => {
                 Some(format!("bytes={}-{}", range.start, range.end - 1))
             }
             Part::Last(n) if *n > 0 => Some(format!("bytes=-{n}")),
-            Part::Range(_) | Part::Last(_) => return Err(no_byte(&part)),
+            Part::Range(_) | Part::Last(_) => return Err(self.no_byte(key, &part)),
         };
-        let request = self
-            .client
-            .get_object()
-            .bucket(&self.settings.bucket)
-            .key(key)
-            .set_range(range)
-            .set_expected_bucket_owner(self.owner());
-        let output = request
-            .send()
-            .await
-            .map_err(|error| self.failed(Op::Get, key, error))?;
-        let wrong = |what: &str| {
-            let message = format!("get {}: {what}", self.place(key));
-            Err(StoreError::new(Op::Get, Failure::Http(502), message))
-        };
-        // Nothing marks an error document that comes with a success but that an object has a tag.
-        if output.e_tag().is_none() {
-            return wrong("an answer without an entity tag is not an object");
-        }
-        let Some(len) = output
-            .content_length()
-            .and_then(|len| u64::try_from(len).ok())
-        else {
-            return wrong("an answer without a length cannot be checked for completeness");
-        };
-        let size = match &part {
-            Part::Whole => len,
-            // Of an empty object some stores send nothing, instead of refusing.
-            Part::Range(_) | Part::Last(_) if len == 0 => return Err(no_byte(&part)),
-            Part::Range(_) | Part::Last(_) => {
-                let asked = output.content_range().and_then(parse_content_range);
-                let Some((start, end, size)) = asked else {
-                    return wrong("the store answered a request for a part with something else");
-                };
-                if part.resolve(size) != Some(start..end) || end - start != len {
-                    return wrong("the store answered with another part than asked for");
-                }
-                size
-            }
-        };
-        let etag = output.e_tag().map(str::to_owned);
-        let body = BodyDataStream::new(output.body.into_inner()).map_err(std::io::Error::other);
-        Ok(Object {
-            size,
-            etag,
-            body: Box::pin(Announced::new(body, len)),
-        })
+        let ongoing = self.meter.begin(Operation::Get, [key]);
+        ongoing.reading(self.get_object(key, &part, range).await, &part)
     }
 
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, StoreError)>> {
@@ -420,69 +501,17 @@ impl ObjectStore for S3Store {
     }
 
     async fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<Page> {
-        let max = i32::try_from(max.clamp(1, PAGE_SIZE)).unwrap_or(1);
-        let request = self
-            .client
-            .list_objects_v2()
-            .bucket(&self.settings.bucket)
-            .prefix(prefix)
-            .max_keys(max)
-            .set_continuation_token(from.map(str::to_owned))
-            // Keys may hold characters that XML cannot: one such object, whoever put it there, would make the page unreadable.
-            .encoding_type(EncodingType::Url)
-            .set_expected_bucket_owner(self.owner());
-        let output = request
-            .send()
-            .await
-            .map_err(|error| self.failed(Op::List, prefix, error))?;
-        let next = output.next_continuation_token().map(str::to_owned);
-        if output.is_truncated() == Some(true) && next.is_none() {
-            let message = format!(
-                "list {}: the store cut the list off without saying where it goes on",
-                self.place(prefix)
-            );
-            return Err(StoreError::new(Op::List, Failure::Http(502), message));
-        }
-        let mut objects = Vec::with_capacity(output.contents().len());
-        for object in output.contents() {
-            let size = object.size().and_then(|size| u64::try_from(size).ok());
-            let key = object.key().and_then(|key| match output.encoding_type() {
-                Some(EncodingType::Url) => decode_key(key),
-                Some(_) | None => Some(key.to_owned()),
-            });
-            let (Some(key), Some(size)) = (key, size) else {
-                let message = format!(
-                    "list {}: the store sent a row without a key or a size that can be read",
-                    self.place(prefix)
-                );
-                return Err(StoreError::new(Op::List, Failure::Http(502), message));
-            };
-            let modified_ms = object
-                .last_modified()
-                .and_then(|time| time.to_millis().ok());
-            objects.push(Listed {
-                key,
-                size,
-                modified_ms,
-            });
-        }
-        Ok(Page {
-            objects,
-            next: if output.is_truncated() == Some(true) {
-                next
-            } else {
-                None
-            },
-        })
+        let ongoing = self.meter.begin(Operation::List, []);
+        ongoing.end(self.list_page(prefix, from, max).await)
     }
 
     async fn probe(&self, prefix: &str) -> Result<Capabilities> {
         let put = |key: String, body: Bytes, options: PutOptions| async move {
-            self.put_object(&key, Body::Bytes(body), &options)
-                .await
-                .map(|_| ())
+            let ongoing = self.meter.begin(Operation::Probe, []);
+            let answer = self.put_object(&key, Body::Bytes(body), &options).await;
+            ongoing.end(answer.map(|_| ()))
         };
-        probe::run(self, prefix, &self.probes, put).await
+        meter::probing(probe::run(self, prefix, &self.probes, put)).await
     }
 }
 
