@@ -22,10 +22,22 @@ pub(crate) enum Part {
 /// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StoreOp {
-    Put { key: String, body: Body },
-    Get { key: String, part: Part },
-    Delete { keys: Vec<String> },
-    List { prefix: String },
+    Put {
+        key: String,
+        body: Body,
+    },
+    Get {
+        key: String,
+        part: Part,
+    },
+    Delete {
+        keys: Vec<String>,
+        /// How many of them the store refuses to delete.
+        refused: usize,
+    },
+    List {
+        prefix: String,
+    },
 }
 
 /// An answer.
@@ -38,6 +50,8 @@ pub(crate) enum StoreValue {
     Body(Body),
     /// Keys, and when they were stored.
     Listing(Vec<(String, u64)>),
+    /// Keys that are not deleted.
+    Undeleted(Vec<String>),
 }
 
 /// How a request failed.
@@ -60,6 +74,8 @@ pub(crate) enum Fate {
     ReplyLost { after: u64, error: TransferError },
     /// Performed much later, and not answered.
     Late { after: u64 },
+    /// What is stored are not the bytes that were sent, and the echoed checksum says so.
+    Damaged { after: u64 },
 }
 
 /// The objects.
@@ -82,11 +98,12 @@ impl Bucket {
                 Some((body, _)) => Ok(StoreValue::Body(cut(body, *part))),
                 None => Err(StoreError::NotFound),
             },
-            StoreOp::Delete { keys } => {
-                for key in keys {
+            StoreOp::Delete { keys, refused } => {
+                let (left, gone) = keys.split_at((*refused).min(keys.len()));
+                for key in gone {
                     self.objects.remove(key);
                 }
-                Ok(StoreValue::Done)
+                Ok(StoreValue::Undeleted(left.to_vec()))
             }
             StoreOp::List { prefix } => Ok(StoreValue::Listing(
                 self.objects
@@ -122,11 +139,26 @@ pub(crate) fn smooth(rng: &mut Rng) -> Fate {
     }
 }
 
+/// The same request with other bytes.
+pub(crate) fn damaged(op: StoreOp) -> StoreOp {
+    match op {
+        StoreOp::Put { key, body } => {
+            let mut bytes = body.to_vec();
+            if let Some(byte) = bytes.last_mut() {
+                *byte ^= 0x10;
+            }
+            let body = bytes.into();
+            StoreOp::Put { key, body }
+        }
+        other @ (StoreOp::Get { .. } | StoreOp::Delete { .. } | StoreOp::List { .. }) => other,
+    }
+}
+
 /// Draws the fate of one that does; the name is for coverage.
 pub(crate) fn misfortune(rng: &mut Rng) -> (&'static str, Fate) {
     let after = rng.between(1, 60);
     let refused = |error| Fate::Refused { after, error };
-    match rng.between(0, 13) {
+    match rng.between(0, 19) {
         0 => ("store 500", refused(TransferError::Http(500))),
         1 => ("store 503", refused(TransferError::Http(503))),
         2 => ("store 403", refused(TransferError::Http(403))),
@@ -135,8 +167,16 @@ pub(crate) fn misfortune(rng: &mut Rng) -> (&'static str, Fate) {
         5 => ("store timeout", refused(TransferError::Timeout)),
         6 => ("store clock skew", refused(TransferError::ClockSkew)),
         7 => ("store checksum", refused(TransferError::ChecksumMismatch)),
-        8 => ("store black hole", Fate::Lost),
-        9 | 10 => {
+        8 => ("store expired token", refused(TransferError::ExpiredToken)),
+        9 => (
+            "store write conflict",
+            refused(TransferError::WriteConflict),
+        ),
+        10 => ("store 429", refused(TransferError::Http(429))),
+        // With an error in its body, which says that it is none.
+        11 => ("store 200 with error", refused(TransferError::Http(500))),
+        12 => ("store black hole", Fate::Lost),
+        13 | 14 => {
             let error = rng.pick(&[0, 1, 2]);
             let error = match error {
                 0 => TransferError::Timeout,
@@ -145,10 +185,17 @@ pub(crate) fn misfortune(rng: &mut Rng) -> (&'static str, Fate) {
             };
             ("store lost reply", Fate::ReplyLost { after, error })
         }
-        11 => {
+        15 => ("store wrong checksum echo", Fate::Damaged { after }),
+        // Of an answer that ends too early nothing is taken.
+        16 => {
+            let error = TransferError::Connection;
+            ("store truncated answer", Fate::ReplyLost { after, error })
+        }
+        17 => {
             let after = rng.between(500, 8_000);
             ("store late arrival", Fate::Late { after })
         }
+        // Also one that comes byte by byte.
         _ => {
             let (after, reply) = (rng.between(500, 5_000), rng.between(0, 10));
             ("store stall", Fate::Done { after, reply })

@@ -283,6 +283,11 @@ impl Cluster {
         member.up && !member.cut_off
     }
 
+    /// Whether a member's machine is down.
+    pub(crate) fn is_down(&self, index: usize) -> bool {
+        !self.members[index].up
+    }
+
     /// The writer that the cluster follows, if it runs.
     pub(crate) fn current(&self) -> Option<(usize, Writer)> {
         let leader = self.leader?;
@@ -338,6 +343,15 @@ impl Cluster {
             self.members[index].push(chunk, bytes);
         }
         self.commit()
+    }
+
+    /// The chunk that a member has acknowledged to the current writer; 0 if none yet.
+    pub(crate) fn acknowledged(&self, index: usize) -> u64 {
+        let member = &self.members[index];
+        match member.last() {
+            Some(chunk) if member.joined => chunk.id,
+            Some(_) | None => 0,
+        }
     }
 
     /// A follower that is behind the leader's retention begins anew.

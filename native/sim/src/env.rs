@@ -1,6 +1,7 @@
 //! What everything in a world shares: time, what is to come, randomness, faults, stores, logs, and the oracle.
 
 use std::collections::BTreeMap;
+use std::mem::swap;
 use std::rc::Rc;
 
 use stream_s3_core::admission::Admission;
@@ -14,11 +15,13 @@ use stream_s3_core::units::Uid;
 use crate::bucket::{self, Bucket, Fate, StoreAnswer, StoreError, StoreOp};
 use crate::cluster::Cluster;
 use crate::coverage::Coverage;
-use crate::metadata::{self, MetaAnswer, MetaFate, MetaOp, Metadata};
+use crate::gc::Pass;
+use crate::metadata::{self, MetaAnswer, MetaError, MetaFate, MetaOp, Metadata};
 use crate::oracle::Oracle;
 use crate::plan::{Limits, Plan};
 use crate::reader::Msg;
-use crate::replica::{Replica, Sent};
+use crate::reaper::Reaper;
+use crate::replica::{Replica, Sent, Synced};
 use crate::rng::Rng;
 use crate::tasks::Task;
 use crate::twin::Twin;
@@ -39,7 +42,10 @@ pub(crate) enum Origin {
     Task(TaskId, u32),
     /// With the uid of its object.
     Attempt(usize, AttemptId, Uid),
-    Gc(u64),
+    /// A listing.
+    Gc,
+    /// The request of that number of a node's reaper.
+    Reaper(usize, u64),
     Nobody,
 }
 
@@ -56,12 +62,20 @@ pub(crate) enum Event {
     Up(usize),
     Reconnect(usize),
     Reconcile(usize),
+    /// The supervisor of a reader starts it again.
+    Restart(usize, u64),
+    /// A reader that fails soon after each start, so many times more.
+    KeepFailing(usize, u32),
     Client,
+    /// An operator resumes the stream.
+    Resume,
     DeleteStream,
     WriterEnds(usize),
     Calm,
     Gc,
-    GcDelete(Vec<(String, u64)>),
+    GcLook(Pass),
+    GcDelete(Pass),
+    Reaper(usize, u64),
     Look,
     StoreApply {
         op: StoreOp,
@@ -80,8 +94,13 @@ pub(crate) enum Event {
     CallTimeout(TaskId, u32),
     Governor(usize),
     OpenFiles(usize, AttemptId),
+    Aborted(usize, AttemptId),
+    /// The governor looks for the work of a reader that has died.
+    Sweep(usize, Pid),
     Replica(usize, Rc<Sent>),
-    Resync(usize),
+    ReplicaLook(usize),
+    ReplicaSync(usize, u64),
+    ReplicaSynced(usize, u64, Synced),
 }
 
 /// What a node's table of manifests has for the stream.
@@ -96,6 +115,7 @@ pub(crate) enum Cached {
 /// An attempt that the governor has.
 #[derive(Debug)]
 pub(crate) struct Attempt {
+    pub(crate) stream: usize,
     pub(crate) reader: Pid,
     pub(crate) meta: Rc<FragmentMeta>,
 }
@@ -105,8 +125,48 @@ pub(crate) struct Attempt {
 pub(crate) struct Node {
     pub(crate) governor: Admission<AttemptId>,
     pub(crate) attempts: BTreeMap<AttemptId, Attempt>,
+    pub(crate) reaper: Reaper,
+    /// Of the stream at hand.
+    pub(crate) table: Table,
+}
+
+/// What a node knows of one stream.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
     pub(crate) cached: Cached,
     pub(crate) replica: Replica,
+    /// Whether the stream has a reader here.
+    pub(crate) reader: bool,
+}
+
+/// What a stream has for itself, while another one is at hand.
+#[derive(Debug)]
+struct Part {
+    stream: StreamId,
+    cluster: Cluster,
+    metadata: Metadata,
+    listeners: Vec<(usize, Pid, u64)>,
+    oracle: Oracle,
+    paused: bool,
+    tables: Vec<Table>,
+}
+
+impl Part {
+    fn new(number: usize, plan: &Plan) -> Self {
+        Self {
+            // The text is valid.
+            stream: StreamId::parse(&format!("s_{}", number + 1))
+                .unwrap_or_else(|_| unreachable!()),
+            cluster: Cluster::new(plan.segment_bytes),
+            metadata: Metadata::default(),
+            listeners: Vec::new(),
+            oracle: Oracle::default(),
+            paused: false,
+            tables: (0..crate::cluster::MEMBERS)
+                .map(|_| Table::default())
+                .collect(),
+        }
+    }
 }
 
 impl Node {
@@ -114,13 +174,14 @@ impl Node {
         Self {
             governor: Admission::new(plan.rate, plan.burst, plan.permits),
             attempts: BTreeMap::new(),
-            cached: Cached::Unknown,
-            replica: Replica::default(),
+            reaper: Reaper::default(),
+            table: Table::default(),
         }
     }
 }
 
-/// See the module.
+/// See the module. Streams share time, stores, governors and machines; what each has for itself is here of the one that is at hand, the
+/// one that the present event is of.
 pub(crate) struct Env {
     /// Milliseconds, monotonic.
     pub(crate) now: u64,
@@ -134,6 +195,10 @@ pub(crate) struct Env {
     pub(crate) cluster: Cluster,
     pub(crate) bucket: Bucket,
     pub(crate) metadata: Metadata,
+    /// The metadata store has no majority until then.
+    pub(crate) minority_until: u64,
+    /// Whether an operator has paused the stream.
+    pub(crate) paused: bool,
     pub(crate) nodes: Vec<Node>,
     pub(crate) tasks: BTreeMap<TaskId, Task>,
     /// Who wants to be told by the writer of a node that a chunk is committed.
@@ -147,24 +212,39 @@ pub(crate) struct Env {
     pub(crate) calm: bool,
     pub(crate) faults: u64,
     most_faults: u64,
-    queue: BTreeMap<(u64, u64), Event>,
+    queue: BTreeMap<(u64, u64), (usize, Event)>,
     next_id: u64,
+    /// What the wall clock has shown at most.
+    pub(crate) latest_clock: i64,
+    at: usize,
+    parts: Vec<Part>,
 }
+
+/// What the wall clock shows in the beginning.
+const EPOCH: i64 = 1_700_000_000_000;
+/// By how much the clocks that object ages and discards are told by are wrong at most.
+pub(crate) const CLOCK_ERROR: i64 = 4_000;
 
 impl Env {
     pub(crate) fn new(seed: u64, limits: Limits, traced: bool) -> Self {
         let mut rng = Rng::new(seed);
         let plan = Plan::new(&mut rng);
+        let mut parts: Vec<Part> = (0..plan.streams)
+            .map(|number| Part::new(number, &plan))
+            .collect();
+        let first = std::mem::replace(&mut parts[0], Part::new(0, &plan));
         Self {
             now: 0,
-            skew: 1_700_000_000_000,
+            skew: EPOCH,
+            latest_clock: EPOCH,
             twin: limits.twin,
             prefix: Prefix::default(),
-            // The text is valid.
-            stream: StreamId::parse("s_1").unwrap_or_else(|_| unreachable!()),
-            cluster: Cluster::new(plan.segment_bytes),
+            stream: first.stream,
+            cluster: first.cluster,
             bucket: Bucket::default(),
-            metadata: Metadata::new(),
+            metadata: first.metadata,
+            minority_until: 0,
+            paused: false,
             nodes: (0..crate::cluster::MEMBERS)
                 .map(|_| Node::new(&plan))
                 .collect(),
@@ -179,9 +259,56 @@ impl Env {
             most_faults: limits.faults,
             queue: BTreeMap::new(),
             next_id: 1,
+            at: 0,
+            parts,
             rng,
             plan,
         }
+    }
+
+    /// Number of the stream at hand.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Takes another stream in hand.
+    pub(crate) fn focus(&mut self, stream: usize) {
+        if stream != self.at {
+            self.exchange(self.at);
+            self.exchange(stream);
+            self.at = stream;
+        }
+    }
+
+    /// Between the stream at hand and a place where others are kept.
+    fn exchange(&mut self, stream: usize) {
+        let part = &mut self.parts[stream];
+        swap(&mut self.stream, &mut part.stream);
+        swap(&mut self.cluster, &mut part.cluster);
+        swap(&mut self.metadata, &mut part.metadata);
+        swap(&mut self.listeners, &mut part.listeners);
+        swap(&mut self.oracle, &mut part.oracle);
+        swap(&mut self.paused, &mut part.paused);
+        for (node, table) in self.nodes.iter_mut().zip(&mut part.tables) {
+            swap(&mut node.table, table);
+        }
+    }
+
+    /// A machine has gone down: all that was in its memory is lost, of all streams.
+    pub(crate) fn forget_node(&mut self, node: usize) {
+        self.nodes[node] = Node::new(&self.plan);
+        for (stream, part) in self.parts.iter_mut().enumerate() {
+            if stream != self.at {
+                part.tables[node] = Table::default();
+            }
+        }
+    }
+
+    /// The oracles of all streams.
+    pub(crate) fn oracles(&self) -> impl Iterator<Item = &Oracle> {
+        let others = self.parts.iter().enumerate();
+        let others = others.filter(|(stream, _)| *stream != self.at);
+        std::iter::once(&self.oracle).chain(others.map(|(_, part)| &part.oracle))
     }
 
     /// A name that nothing else in this world has.
@@ -199,28 +326,50 @@ impl Env {
         self.skew + self.now as i64
     }
 
+    /// What a wall clock shows that is set right now and then, in the store's time: for ages of hours, which smaller errors do not matter to.
+    pub(crate) fn rough_clock(&self) -> i64 {
+        self.now as i64 + (self.skew - EPOCH).clamp(-CLOCK_ERROR, CLOCK_ERROR)
+    }
+
+    /// An event of the stream at hand.
     pub(crate) fn after(&mut self, delay: u64, event: Event) {
+        self.after_for(self.at, delay, event);
+    }
+
+    /// An event of another stream.
+    pub(crate) fn after_for(&mut self, stream: usize, delay: u64, event: Event) {
         let id = self.fresh();
-        self.queue.insert((self.now + delay, id), event);
+        self.queue.insert((self.now + delay, id), (stream, event));
     }
 
     /// A message, which takes a moment: those of different senders may overtake each other.
     pub(crate) fn send(&mut self, reader: Pid, msg: Msg) {
+        self.send_to(self.at, reader, msg);
+    }
+
+    /// To a reader of another stream.
+    pub(crate) fn send_to(&mut self, stream: usize, reader: Pid, msg: Msg) {
         let delay = self.rng.between(0, 2);
-        self.after(delay, Event::Reader(reader, msg));
+        self.after_for(stream, delay, Event::Reader(reader, msg));
     }
 
     /// The next event, with the time set to its moment.
     pub(crate) fn next(&mut self) -> Option<Event> {
-        let ((at, _), event) = self.queue.pop_first()?;
+        let ((at, _), (stream, event)) = self.queue.pop_first()?;
         self.now = at;
+        self.latest_clock = self.latest_clock.max(self.clock());
+        self.focus(stream);
         Some(event)
     }
 
     pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
         let now = self.now;
         if let Some(trace) = &mut self.trace {
-            trace.push(format!("{now:>7} {}", line()));
+            let of = match self.parts.len() {
+                1 => String::new(),
+                _ => format!("{} ", self.stream.as_str()),
+            };
+            trace.push(format!("{now:>7} {of}{}", line()));
         }
     }
 
@@ -268,6 +417,11 @@ impl Env {
                 let reply = Some((reply, None));
                 self.after(after, Event::StoreApply { op, origin, reply });
             }
+            Fate::Damaged { after } => {
+                let reply = Some((0, Some(TransferError::ChecksumMismatch)));
+                let op = bucket::damaged(op);
+                self.after(after, Event::StoreApply { op, origin, reply });
+            }
             Fate::Refused { after, error } => {
                 let answer = Err(StoreError::Failed(error));
                 self.after(after, Event::StoreReply(origin, answer));
@@ -285,11 +439,11 @@ impl Env {
     }
 
     pub(crate) fn metadata(&mut self, op: MetaOp, origin: Origin) {
-        let fate = if self.metadata.minority_until > self.now {
+        let fate = if self.minority_until > self.now {
             self.coverage.hit("metadata minority");
             // A command may wait in the log of a member until there is a majority again.
             if self.rng.chance(200) {
-                let after = self.metadata.minority_until - self.now;
+                let after = self.minority_until - self.now;
                 MetaFate::Silent { after }
             } else {
                 MetaFate::Lost
@@ -307,11 +461,21 @@ impl Env {
                 let reply = Some(reply);
                 self.after(after, Event::MetaApply { op, origin, reply });
             }
+            MetaFate::Refused { after } => {
+                self.after(after, Event::MetaReply(origin, Err(MetaError::Other)));
+            }
             MetaFate::Lost => {}
             MetaFate::Silent { after } => {
                 let reply = None;
                 self.after(after, Event::MetaApply { op, origin, reply });
             }
+        }
+    }
+
+    /// Deletes without a thought for what may go wrong, as guards that are missing do.
+    pub(crate) fn delete_at_once(&mut self, keys: Vec<String>) {
+        if !keys.is_empty() {
+            self.store(StoreOp::Delete { keys, refused: 0 }, Origin::Nobody);
         }
     }
 
@@ -346,7 +510,7 @@ impl Env {
     pub(crate) fn publish(&mut self, node: usize, manifest: Manifest) {
         let check = self.oracle.published(&manifest);
         self.check(check);
-        self.nodes[node].cached = Cached::Known(manifest);
+        self.nodes[node].table.cached = Cached::Known(manifest);
     }
 }
 
@@ -354,7 +518,7 @@ fn name_of(op: &StoreOp) -> String {
     match op {
         StoreOp::Put { key, body } => format!("PUT {key} ({} bytes)", body.len()),
         StoreOp::Get { key, part } => format!("GET {key} {part:?}"),
-        StoreOp::Delete { keys } => format!("DELETE {}", keys.join(" ")),
+        StoreOp::Delete { keys, .. } => format!("DELETE {}", keys.join(" ")),
         StoreOp::List { prefix } => format!("LIST {prefix}"),
     }
 }

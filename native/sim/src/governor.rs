@@ -28,27 +28,54 @@ pub(crate) fn submit(
 ) {
     let now = micros(env);
     let size = meta.size;
+    let stream = env.at();
     let part = &mut env.nodes[node];
-    part.attempts.insert(attempt, Attempt { reader, meta });
+    let of = Attempt {
+        stream,
+        reader,
+        meta,
+    };
+    part.attempts.insert(attempt, of);
     part.governor.submit(now, attempt, size);
     pump(env, node);
 }
 
-/// Drops what is queued, and ends what runs. What was sent already may arrive all the same.
+/// Drops what is queued, and aborts what runs: that ends a moment later, unless its answer comes first. What was sent already may arrive all
+/// the same.
 pub(crate) fn cancel(env: &mut Env, node: usize, attempts: &[AttemptId]) {
     for attempt in attempts {
-        let part = &mut env.nodes[node];
-        part.attempts.remove(attempt);
-        match part.governor.cancel(attempt) {
+        match env.nodes[node].governor.cancel(attempt) {
             Cancelled::Running => {
-                part.governor.finished(attempt);
                 env.coverage.hit("cancel running");
+                let delay = env.rng.between(0, 40);
+                env.after(delay, Event::Aborted(node, *attempt));
             }
-            Cancelled::Queued => env.coverage.hit("cancel queued"),
+            Cancelled::Queued => {
+                env.coverage.hit("cancel queued");
+                env.nodes[node].attempts.remove(attempt);
+            }
             Cancelled::Unknown => {}
         }
     }
     pump(env, node);
+}
+
+/// An aborted transfer is gone.
+pub(crate) fn aborted(env: &mut Env, node: usize, attempt: AttemptId) {
+    finish(env, node, attempt, Err(TransferError::Cancelled));
+}
+
+/// Looks for attempts whose requesters are dead.
+pub(crate) fn sweep(env: &mut Env, node: usize, reader: Pid) {
+    let attempts = env.nodes[node].attempts.iter();
+    let dead: Vec<AttemptId> = attempts
+        .filter(|(_, attempt)| attempt.reader == reader)
+        .map(|(id, _)| *id)
+        .collect();
+    if !dead.is_empty() {
+        env.coverage.hit("dead requester dropped");
+    }
+    cancel(env, node, &dead);
 }
 
 /// Admits what may start now.
@@ -63,10 +90,13 @@ pub(crate) fn pump(env: &mut Env, node: usize) {
                     "admit"
                 });
                 if let Some(attempt) = env.nodes[node].attempts.get(&key) {
-                    let reader = attempt.reader;
-                    env.send(reader, Msg::Admitted(key));
+                    let (stream, reader) = (attempt.stream, attempt.reader);
+                    if stream != env.at() {
+                        env.coverage.hit("admit another stream");
+                    }
+                    env.send_to(stream, reader, Msg::Admitted(key));
                     let delay = env.rng.between(0, 4);
-                    env.after(delay, Event::OpenFiles(node, key));
+                    env.after_for(stream, delay, Event::OpenFiles(node, key));
                 }
             }
             Next::WaitUntil(at) => {
@@ -86,6 +116,11 @@ pub(crate) fn open_files(env: &mut Env, node: usize, id: AttemptId) {
         return;
     };
     let meta = attempt.meta.clone();
+    if env.fault(env.plan.store_faults / 4) {
+        let error = broken(env, &meta);
+        finish(env, node, id, Err(error));
+        return;
+    }
     match object(env, node, &meta) {
         Ok(body) => {
             let uid = if env.is(Twin::UidPerAttempt) {
@@ -101,6 +136,26 @@ pub(crate) fn open_files(env: &mut Env, node: usize, id: AttemptId) {
             env.coverage.hit("segment gone or changed");
             finish(env, node, id, Err(error));
         }
+    }
+}
+
+/// How a transfer fails before it has sent anything.
+fn broken(env: &mut Env, meta: &FragmentMeta) -> TransferError {
+    let file = format!("{:020}.segment", meta.first_offset.0);
+    match env.rng.between(0, 4) {
+        0 => TransferError::OpenFailed {
+            file,
+            posix: "emfile".to_string(),
+        },
+        1 => TransferError::OpenFailed {
+            file,
+            posix: "eio".to_string(),
+        },
+        // A bit that flips on its way from the disk, and not at the next time.
+        2 => TransferError::CorruptChunk(meta.first_offset),
+        3 => TransferError::Panic("a transfer panics".to_string()),
+        // A file that ends too early.
+        _ => TransferError::Other,
     }
 }
 

@@ -4,10 +4,12 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use stream_s3_sim::{Finding, Limits, Twin, run, search, shrink};
+use stream_s3_sim::{Finding, Limits, REQUIRED, Report, Twin, bound, run, search, shrink};
 
 /// Lines of a story that are shown at most.
 const STORY: usize = 400;
+/// From so many worlds on each kind of event has to have happened often enough.
+const MILLION: u64 = 1_000_000;
 
 /// Simulates the upload path.
 #[derive(Parser)]
@@ -30,6 +32,12 @@ struct Args {
     /// The guard that is taken out.
     #[arg(long)]
     twin: Option<String>,
+    /// Fails where something happened too rarely, however few worlds there are.
+    #[arg(long)]
+    require_coverage: bool,
+    /// Prints the row for the table in docs/simulation.md.
+    #[arg(long)]
+    table: bool,
     /// Finds the damage of every missing guard, within so many seeds each.
     #[arg(long)]
     twins: bool,
@@ -57,26 +65,88 @@ fn main() -> ExitCode {
     if args.twins {
         return twins(args.from, args.seeds);
     }
+    worlds(&args, limits)
+}
+
+/// Runs worlds, and prints what they came to.
+fn worlds(args: &Args, limits: Limits) -> ExitCode {
     let started = Instant::now();
     let report = search(args.from, args.seeds, limits);
     let seconds = started.elapsed().as_secs_f64();
-    for (what, count) in report.coverage.iter() {
+    let (seeds, coverage) = (report.seeds, &report.coverage);
+    for (what, count) in coverage.iter() {
         println!("{count:>10}  {what}");
     }
+    let missing = coverage.missing(seeds);
+    for (what, count) in &missing {
+        println!("RARE {count:>5}  {what}");
+    }
+    if let Some((what, count)) = coverage.required().first() {
+        println!(
+            "coverage: {} kinds, {} below {}; the rarest is '{what}', {count} times",
+            REQUIRED.len(),
+            missing.len(),
+            bound(seeds)
+        );
+    }
+    let rate = seeds as f64 / seconds;
     println!(
-        "{:.0} seeds/s, {:.0} events/s, {seconds:.1} s",
-        report.seeds as f64 / seconds,
+        "{rate:.0} seeds/s, {:.0} events/s, {seconds:.1} s",
         report.events as f64 / seconds
     );
+    if args.table {
+        row(&report, seconds);
+    }
     let violations = usize::from(report.finding.is_some());
     if let Some(finding) = &report.finding {
         tell(finding);
     }
-    println!("sim: {} seeds, {violations} violations", report.seeds);
-    if violations == 0 {
+    println!("sim: {seeds} seeds, {violations} violations");
+    let enough = missing.is_empty() || !(args.require_coverage || seeds >= MILLION);
+    if violations == 0 && enough {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    }
+}
+
+/// A row of the table in `docs/simulation.md`.
+fn row(report: &Report, seconds: f64) {
+    let coverage = &report.coverage;
+    let (what, count) = coverage.required().first().copied().unwrap_or(("", 0));
+    println!(
+        "| {} | {} | {:.0} s | {:.0} seeds/s | {} | {} | {count} ({what}) |",
+        report.seeds,
+        usize::from(report.finding.is_some()),
+        seconds,
+        report.seeds as f64 / seconds,
+        machine(),
+        commit(),
+    );
+}
+
+/// Model and number of processors, as Linux tells them.
+fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .and_then(|rest| rest.split_once(':'))
+        .map_or("unknown processor", |(_, model)| model.trim());
+    format!("{cores} x {model}")
+}
+
+/// The commit of the checkout that the command runs in.
+fn commit() -> String {
+    let output = std::process::Command::new("git")
+        .args(["describe", "--always", "--dirty"])
+        .output();
+    match output {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().to_string()
+        }
+        Ok(_) | Err(_) => "unknown commit".to_string(),
     }
 }
 

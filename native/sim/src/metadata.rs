@@ -11,13 +11,21 @@ pub(crate) type RootEntry = (u32, u64);
 pub(crate) enum MetaOp {
     Anchor,
     Get,
-    Put { entry: RootEntry, expected: u64 },
+    /// Notes when the tier was discarded.
+    Discard {
+        at: i64,
+    },
+    Put {
+        entry: RootEntry,
+        expected: u64,
+    },
 }
 
 /// What a command came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MetaValue {
     Anchored,
+    Discarded,
     Root(RootEntry, u64),
     Written(u64),
 }
@@ -28,6 +36,8 @@ pub(crate) enum MetaError {
     NotFound,
     Conflict,
     Timeout,
+    /// Refused at once, without effect.
+    Other,
 }
 
 /// An answer.
@@ -42,6 +52,10 @@ pub(crate) enum MetaFate {
     },
     /// Never performed, never answered.
     Lost,
+    /// Not performed, and answered so.
+    Refused {
+        after: u64,
+    },
     /// Performed, not answered.
     Silent {
         after: u64,
@@ -49,40 +63,37 @@ pub(crate) enum MetaFate {
 }
 
 /// The store.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Metadata {
-    /// The queue that the container lives and dies with.
-    pub(crate) queue: bool,
+    /// Whether the queue that the container lives and dies with is gone.
+    pub(crate) deleted: bool,
     pub(crate) anchored: bool,
     pub(crate) root: Option<(RootEntry, u64)>,
-    /// No majority until then.
-    pub(crate) minority_until: u64,
+    /// When the tier was discarded last, by the clock of who did.
+    pub(crate) discarded: Option<i64>,
 }
 
 impl Metadata {
-    pub(crate) fn new() -> Self {
-        Self {
-            queue: true,
-            anchored: false,
-            root: None,
-            minority_until: 0,
-        }
-    }
-
     /// The queue is deleted, and all below it in the same transaction.
     pub(crate) fn delete_queue(&mut self) {
-        self.queue = false;
+        self.deleted = true;
         self.anchored = false;
         self.root = None;
+        self.discarded = None;
     }
 
     pub(crate) fn perform(&mut self, op: MetaOp, twin: Option<Twin>) -> MetaAnswer {
         match op {
-            MetaOp::Anchor if self.queue => {
+            MetaOp::Anchor if self.deleted => Err(MetaError::NotFound),
+            MetaOp::Anchor => {
                 self.anchored = true;
                 Ok(MetaValue::Anchored)
             }
-            MetaOp::Anchor => Err(MetaError::NotFound),
+            MetaOp::Discard { at } if self.anchored => {
+                self.discarded = Some(at);
+                Ok(MetaValue::Discarded)
+            }
+            MetaOp::Discard { .. } => Err(MetaError::NotFound),
             MetaOp::Get => match self.root {
                 Some((entry, revision)) => Ok(MetaValue::Root(entry, revision)),
                 None => Err(MetaError::NotFound),
@@ -129,13 +140,17 @@ pub(crate) fn smooth(rng: &mut Rng) -> MetaFate {
 
 /// Draws the fate of one that does; the name is for coverage.
 pub(crate) fn misfortune(rng: &mut Rng) -> (&'static str, MetaFate) {
-    match rng.between(0, 4) {
+    match rng.between(0, 5) {
         0 => ("metadata timeout without effect", MetaFate::Lost),
         1 | 2 => {
             let after = rng.between(1, 50);
             ("metadata timeout with effect", MetaFate::Silent { after })
         }
         3 => {
+            let after = rng.between(1, 20);
+            ("metadata error", MetaFate::Refused { after })
+        }
+        4 => {
             let after = rng.between(300, 8_000);
             ("metadata late effect", MetaFate::Silent { after })
         }

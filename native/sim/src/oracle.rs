@@ -15,7 +15,8 @@ use stream_s3_core::units::{Epoch, Offset, Revision, Uid};
 
 use crate::bucket::Body;
 use crate::cluster::{Member, StoredChunk, Writer};
-use crate::env::Env;
+use crate::env::{CLOCK_ERROR, Cached, Env};
+use crate::gc;
 use crate::metadata::RootEntry;
 
 type Identity = (u64, u64, u32);
@@ -71,6 +72,17 @@ pub(crate) struct Oracle {
     waiters: BTreeMap<u64, (u64, Call)>,
     /// Where the writer of an epoch runs.
     nodes: BTreeMap<u64, usize>,
+    /// Keys of tiers that were discarded, each with the moment that was noted for it.
+    discarded: Vec<(i64, BTreeSet<String>)>,
+    /// Whether the stream is deleted.
+    pub(crate) deleted: bool,
+}
+
+/// What the garbage collection is about to delete.
+pub(crate) struct Collected<'a> {
+    /// Whether the metadata store has just said again what the verdicts rest on.
+    pub(crate) proof: bool,
+    pub(crate) keys: &'a [String],
 }
 
 /// Whether a member's log is not the one that a tier was made from.
@@ -324,7 +336,7 @@ impl Env {
             .tier
             .as_ref()
             .map_or(Offset(0), |t| t.manifest.next_offset);
-        if current == Some(writer.id) && self.metadata.queue && below > next {
+        if current == Some(writer.id) && !self.metadata.deleted && below > next {
             self.violate(
                 9,
                 format!("local segments up to {below} deleted, tiered up to {next}"),
@@ -341,7 +353,7 @@ impl Env {
         *call = Call::Answered;
         let current = self.cluster.current();
         let is_current = current.map(|(_, current)| current.id) == Some(writer.id);
-        let holds = if is_current && self.metadata.queue {
+        let holds = if is_current && !self.metadata.deleted {
             self.oracle.tier.as_ref().is_some_and(|tier| {
                 tier.manifest.next_offset.0 >= offset && self.oracle.is_phantom(tier).is_none()
             })
@@ -373,12 +385,39 @@ impl Env {
 
     /// Objects are about to be deleted.
     pub(crate) fn deleted(&mut self, keys: &[String]) {
-        let Some(tier) = &self.oracle.tier else {
-            return;
-        };
-        if let Some(key) = keys.iter().find(|key| tier.keys.contains(*key)) {
+        let tiers = self.oracles().filter_map(|oracle| oracle.tier.as_ref());
+        let needed = tiers
+            .flat_map(|tier| keys.iter().filter(|key| tier.keys.contains(*key)))
+            .next()
+            .cloned();
+        if let Some(key) = needed {
             let what = format!("{key} is deleted while the persisted manifest needs it");
             self.violate(2, what);
+        }
+    }
+
+    /// INV-11: what the garbage collection takes is dead by what the metadata store says now, and no discarded tier goes before its time.
+    pub(crate) fn collected(&mut self, collected: &Collected<'_>) {
+        if !collected.proof {
+            self.violate(11, "garbage is deleted on an old proof".into());
+        }
+        if self.oracle.deleted {
+            // With its stream all of it may go.
+            return;
+        }
+        let grace = self.plan.discarded_grace as i64 - 2 * CLOCK_ERROR;
+        let now = self.now as i64;
+        let early = self
+            .oracle
+            .discarded
+            .iter()
+            .filter(|(at, _)| now < at + grace)
+            .find_map(|(_, tier)| collected.keys.iter().find(|key| tier.contains(*key)));
+        if let Some(key) = early.cloned() {
+            self.violate(
+                11,
+                format!("{key} is of a discarded tier, and deleted too early"),
+            );
         }
     }
 
@@ -395,12 +434,29 @@ impl Env {
         self.check(check);
         match self.tier_of(entry, revision) {
             Ok(tier) => {
-                let check = self.follows(self.oracle.tier.as_ref(), &tier);
-                self.check(check);
+                match self.follows(self.oracle.tier.as_ref(), &tier) {
+                    Ok(true) => {}
+                    Ok(false) => self.discard_tier(),
+                    Err(violation) => self.check(Err(violation)),
+                }
                 self.oracle.history.push(tier.manifest.clone());
                 self.oracle.tier = Some(tier);
             }
             Err(violation) => self.check(Err(violation)),
+        }
+    }
+
+    /// The tier so far has been replaced: who did has to have noted that before.
+    fn discard_tier(&mut self) {
+        let Some(tier) = &self.oracle.tier else {
+            return;
+        };
+        match self.metadata.discarded {
+            Some(at) => {
+                self.coverage.hit("tier discarded");
+                self.oracle.discarded.push((at, tier.keys.clone()));
+            }
+            None => self.violate(5, "a tier is discarded, and nobody has noted when".into()),
         }
     }
 
@@ -483,8 +539,8 @@ impl Env {
         Ok(())
     }
 
-    /// INV-4 and INV-9: the new tier continues the old one, or there was a reason to begin anew.
-    fn follows(&self, before: Option<&Tier>, after: &Tier) -> Check {
+    /// INV-4 and INV-9: the new tier continues the old one, or there was a reason to begin anew. Whether it continues.
+    fn follows(&self, before: Option<&Tier>, after: &Tier) -> Result<bool, Violation> {
         let node = self.oracle.nodes.get(&after.entry.1).copied().unwrap_or(0);
         let member = &self.cluster.members[node];
         let alive = member.writer.is_some_and(|w| w.epoch == after.entry.1);
@@ -492,15 +548,13 @@ impl Env {
         let (first, next) = (after.manifest.first_offset.0, after.manifest.next_offset.0);
         let starts = |what: &str| {
             if alive && first > local_first {
-                return fail(
-                    4,
-                    format!("{what} begins at {first}, the log at {local_first}"),
-                );
+                let what = format!("{what} begins at {first}, the log at {local_first}");
+                return Err(Violation { invariant: 4, what });
             }
             Ok(())
         };
         let Some(before) = before else {
-            return starts("the first tier");
+            return starts("the first tier").map(|()| true);
         };
         let old = &before.manifest;
         let kept: Vec<&Live> = before
@@ -516,22 +570,22 @@ impl Env {
         let continues =
             same && next >= old.next_offset.0 && (!kept.is_empty() || first == old.next_offset.0);
         if continues {
-            return self.dropped_rightly(before, &kept, first);
+            return self.dropped_rightly(before, &kept, first).map(|()| true);
         }
         let gap = first > old.next_offset.0 && (!alive || local_first > old.next_offset.0);
         // A writer whose own log lost records, while another has them still: it cannot know.
         let lossy = self.oracle.losses > 0 && contradicts(member, before);
         let wrong = self.oracle.is_phantom(before).is_some() || self.oracle.ends_nowhere(old);
         if gap || wrong || lossy {
-            return starts("a new tier");
+            return starts("a new tier").map(|()| false);
         }
-        fail(
-            4,
-            format!(
+        Err(Violation {
+            invariant: 4,
+            what: format!(
                 "[{}, {}) was replaced by [{first}, {next}) without a reason",
                 old.first_offset, old.next_offset
             ),
-        )
+        })
     }
 
     /// INV-9: what is gone was over the limit.
@@ -545,16 +599,38 @@ impl Env {
         };
         let size: u64 = kept.iter().map(|live| live.parsed.size).sum();
         let size = u128::from(size + before.fragments[last].parsed.size);
-        match self.plan.remote_max_bytes {
-            Some(limit) if size > limit => Ok(()),
-            Some(_) | None => fail(9, format!("fragments below {first} dropped for no reason")),
+        let too_large = self.plan.remote_max_bytes.is_some_and(|limit| size > limit);
+        // By the clock at its furthest: it may have been set back since.
+        let too_old = self.plan.remote_max_age.is_some_and(|age| {
+            let newest = before.fragments[last].parsed.chunks.last();
+            let written = newest.and_then(|identity| self.oracle.chunks.get(identity));
+            written.is_some_and(|chunk| chunk.timestamp < self.latest_clock - age as i64)
+        });
+        if too_large || too_old {
+            return Ok(());
         }
+        fail(9, format!("fragments below {first} dropped for no reason"))
     }
 
     // --- at rest -----------------------------------------------------------------------------------------------------
 
-    /// Everything that must hold once nothing is under way any more.
-    pub(crate) fn at_rest(&self) -> Check {
+    /// Everything that must hold of a stream once nothing is under way any more.
+    pub(crate) fn at_rest(&mut self) -> Check {
+        let used = match &self.oracle.tier {
+            Some(tier) => tier.keys.clone(),
+            None => BTreeSet::new(),
+        };
+        let left = gc::leftovers(self, &used);
+        if let Some(key) = left.first() {
+            return fail(11, format!("{key} would stay for ever"));
+        }
+        if self.oracle.deleted {
+            return Ok(());
+        }
+        self.tiered_at_rest(&used)
+    }
+
+    fn tiered_at_rest(&self, used: &BTreeSet<String>) -> Check {
         let Some((leader, _)) = self.cluster.current() else {
             return fail(0, "no writer at rest");
         };
@@ -574,16 +650,15 @@ impl Env {
         if let Some(offset) = self.oracle.forgotten() {
             return fail(5, format!("a caller still waits for {offset}"));
         }
-        for key in &tier.keys {
-            if !self.bucket.objects.contains_key(key) {
-                return fail(2, format!("{key} is gone"));
-            }
+        if let Some(key) = used
+            .iter()
+            .find(|key| !self.bucket.objects.contains_key(*key))
+        {
+            return fail(2, format!("{key} is gone"));
         }
-        match &self.nodes[leader].cached {
-            crate::env::Cached::Known(manifest) => invariants::gate(manifest, &tier.manifest),
-            crate::env::Cached::Unknown | crate::env::Cached::Pending => {
-                fail(5, "nothing is published")
-            }
+        match &self.nodes[leader].table.cached {
+            Cached::Known(manifest) => invariants::gate(manifest, &tier.manifest),
+            Cached::Unknown | Cached::Pending => fail(5, "nothing is published"),
         }
     }
 }

@@ -29,6 +29,8 @@ impl Limits {
 /// The settings of one world. Times are in milliseconds, sizes in bytes, chances in a thousandth.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
+    /// Streams that share the machines.
+    pub(crate) streams: usize,
     /// When activity and faults end.
     pub(crate) horizon: u64,
     /// Between writes.
@@ -61,6 +63,8 @@ pub(crate) struct Plan {
     pub(crate) delays: RetryDelays,
     /// Limit of the remote tier.
     pub(crate) remote_max_bytes: Option<u128>,
+    /// Age limit of the remote tier.
+    pub(crate) remote_max_age: Option<u64>,
     /// Whether local segments go once they are tiered.
     pub(crate) local_uploaded: bool,
     /// Whether and how often osiris' own retention deletes segments.
@@ -81,6 +85,12 @@ pub(crate) struct Plan {
     pub(crate) delete_at: Option<u64>,
     /// How often garbage is collected.
     pub(crate) gc_every: Option<u64>,
+    /// Whether that takes orphans, too.
+    pub(crate) gc_orphans: bool,
+    /// How long the objects of a discarded tier stay.
+    pub(crate) discarded_grace: u64,
+    /// How often readers, reconcilers and replicas look by themselves.
+    pub(crate) reconcile_every: u64,
 }
 
 impl Plan {
@@ -92,6 +102,11 @@ impl Plan {
         let store_faults = faulty(rng, 250);
         let metadata_faults = faulty(rng, 250);
         let mut plan = Self {
+            streams: if rng.chance(120) {
+                rng.between(2, 3) as usize
+            } else {
+                1
+            },
             horizon,
             write_every: rng.between(40, 400),
             segment_bytes: rng.between(120, 2_000),
@@ -119,6 +134,7 @@ impl Plan {
             remote_max_bytes: rng
                 .chance(500)
                 .then(|| u128::from(rng.between(500, 10_000))),
+            remote_max_age: rng.chance(150).then(|| rng.between(1_000, 30_000)),
             local_uploaded: rng.chance(250),
             trim_every: rng.chance(450).then(|| rng.between(150, 8_000)),
             store_faults,
@@ -128,7 +144,10 @@ impl Plan {
             flush_every: rng.between(200, 25_000),
             attach_within: 600,
             delete_at: rng.chance(70).then(|| rng.between(1_000, horizon)),
-            gc_every: rng.chance(350).then(|| rng.between(1_000, 8_000)),
+            gc_every: rng.chance(400).then(|| rng.between(1_000, 8_000)),
+            gc_orphans: rng.chance(700),
+            discarded_grace: rng.between(1_000, 15_000),
+            reconcile_every: rng.between(1_500, 8_000),
         };
         if rng.chance(80) {
             plan.hurry(rng);

@@ -76,6 +76,8 @@ twins! {
     TransferDeadline = "transfer-deadline",
     /// The garbage collection takes unlisted objects whatever their age.
     GcAge = "gc-age",
+    /// The garbage collection deletes what it judged a while ago, without asking once more.
+    GcRecheck = "gc-recheck",
     /// A replica applies edits that do not continue its manifest.
     ReplicaSequence = "replica-sequence",
     /// Local segments go up to the speculative end of the tier.

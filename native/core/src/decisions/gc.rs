@@ -155,16 +155,15 @@ impl Tier {
         }
     }
 
-    /// The verdict on an object that was stored before the tier was discarded; `None` for others.
+    /// The verdict on an object that was stored before the tier was discarded; `None` for others. Clocks differ, so of what was stored
+    /// shortly before nobody knows: once the grace is over it is judged like any other object, or it would stay for ever.
     fn if_discarded(&self, age_ms: u64, limits: &GcLimits) -> Option<Verdict> {
         let discarded_ms = self.discarded_ms.filter(|discarded| age_ms >= *discarded)?;
+        if discarded_ms < limits.discarded_tier_grace_ms {
+            return Some(Verdict::Keep(KeepReason::Grace));
+        }
         let surely_before = age_ms >= discarded_ms.saturating_add(limits.min_age_ms);
-        let over = discarded_ms >= limits.discarded_tier_grace_ms && surely_before;
-        Some(if over {
-            Verdict::Delete(DeleteReason::DiscardedTier)
-        } else {
-            Verdict::Keep(KeepReason::Grace)
-        })
+        surely_before.then_some(Verdict::Delete(DeleteReason::DiscardedTier))
     }
 
     fn entry_verdict(&self, ahead: bool, age_ms: u64, limits: &GcLimits) -> Verdict {
@@ -187,6 +186,14 @@ impl Tier {
             None => Verdict::Keep(KeepReason::Unknown),
             Some(root_ms) if age_ms < root_ms.saturating_add(limits.min_age_ms) => {
                 Verdict::Keep(KeepReason::Young)
+            }
+            // Most likely of the discarded tier, and dead in any case.
+            Some(_)
+                if self
+                    .discarded_ms
+                    .is_some_and(|discarded| age_ms >= discarded) =>
+            {
+                Verdict::Delete(DeleteReason::DiscardedTier)
             }
             Some(_) => Verdict::Delete(DeleteReason::Orphan),
         }
@@ -385,7 +392,6 @@ mod tests {
             judge(&fragment(90, 5_000), discarded(1_000)),
             Delete(DiscardedTier)
         );
-        assert_eq!(judge(&fragment(90, 1_050), discarded(1_000)), Keep(Grace));
         assert_eq!(judge(&fragment(90, 999), discarded(1_000)), Keep(Ahead));
         assert_eq!(judge(&fragment(0, 999), discarded(1_000)), Delete(Orphan));
         assert_eq!(judge(&root(2, 8, 5_000), discarded(999)), Keep(Grace));
@@ -394,6 +400,29 @@ mod tests {
             Delete(DiscardedTier)
         );
         assert_eq!(judge(&root(3, 7, 5_000), discarded(1_000)), Keep(InUse));
+    }
+
+    #[test]
+    fn what_was_stored_shortly_before_the_discard_is_judged_like_others_once_the_grace_is_over() {
+        let discarded = |ms| Tier {
+            discarded_ms: Some(ms),
+            ..TIER
+        };
+        assert_eq!(judge(&fragment(40, 1_050), discarded(999)), Keep(Grace));
+        assert_eq!(
+            judge(&fragment(40, 1_050), discarded(1_000)),
+            Delete(DiscardedTier)
+        );
+        assert_eq!(judge(&fragment(90, 1_050), discarded(1_000)), Keep(Ahead));
+        assert_eq!(
+            judge(&root(2, 8, 1_050), discarded(1_000)),
+            Delete(DiscardedTier)
+        );
+        let new_root = Tier {
+            root_age_ms: Some(1_040),
+            ..discarded(1_000)
+        };
+        assert_eq!(judge(&fragment(40, 1_050), new_root), Keep(Young));
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub(crate) struct Drain {
     file: Option<SegmentFile>,
     /// Id of the next chunk that nobody was given.
     next: u64,
+    start: u64,
     assembly: Assembly,
     since: Option<u64>,
 }
@@ -52,6 +53,7 @@ impl Drain {
             node,
             file: member.segment_of(at).cloned(),
             next: at,
+            start: at,
             assembly: assembly(env, at),
             since: None,
         })
@@ -59,6 +61,17 @@ impl Drain {
 
     pub(crate) fn next_offset(&self) -> u64 {
         self.next
+    }
+
+    /// First offset of the assembly.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// One more than the last offset of the assembly.
+    pub(crate) fn end(&self) -> u64 {
+        let meta = self.assembly.metadata();
+        meta.map_or(self.start, |meta| meta.next_offset.0)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -122,6 +135,7 @@ impl Drain {
     pub(crate) fn cut(&mut self, env: &Env) -> Option<FragmentMeta> {
         let meta = self.assembly.metadata()?;
         self.assembly = assembly(env, meta.next_offset.0);
+        self.start = meta.next_offset.0;
         self.since = None;
         Some(meta)
     }

@@ -1,10 +1,11 @@
 //! The replica reader's shell, one to one with `rabbitmq_stream_s3_replica_reader` and its modules: the same messages, the same
 //! order of things, the same effects performed. What blocks runs in tasks.
-//!
-//! Ahead of the shell, as the core is: remote retention, local retention `uploaded`, and broadcasts to replicas.
 
+mod cutting;
 mod drain;
 mod effects;
+mod persists;
+mod retention;
 mod transfers;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -21,12 +22,13 @@ use stream_s3_core::replica_reader::{Machine, ResetPersist};
 use stream_s3_core::units::{Offset, TransferId, Uid};
 
 use crate::cluster::Writer;
-use crate::env::{AttemptId, Cached, Env, Event, Origin, Pid, TaskId, TimerId};
+use crate::env::{AttemptId, Cached, Env, Event, Pid, TaskId, TimerId};
 use crate::metadata::RootEntry;
 use crate::tasks::{self, Answer, Found, Kind, Resolving, Stage, Task, TaskResult, Work};
 use crate::twin::Twin;
 
 use drain::Drain;
+use retention::Trimming;
 use transfers::Transfers;
 
 /// A task is given up that much after the moment at which it should have given up by itself.
@@ -47,6 +49,9 @@ pub(crate) enum Msg {
     /// Waiter, offset.
     Await(u64, u64),
     ForceCut,
+    Flush(u64),
+    /// The stream was paused or resumed.
+    PauseChanged,
     WriterDown,
 }
 
@@ -56,6 +61,7 @@ pub(crate) enum Timer {
     Persist,
     Age,
     Resolve,
+    Retention,
     Group(EntryKind, Vec<Entry>),
     Task(TaskId),
     Deadline(TransferId),
@@ -77,6 +83,14 @@ pub(crate) enum Verdict {
     Stop,
 }
 
+/// What the last persist that succeeded is to tell other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum News {
+    Reset,
+    /// From a revision to another one.
+    Continues(u64, u64),
+}
+
 /// Whether the process goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Life {
@@ -88,6 +102,7 @@ pub(crate) enum Life {
 /// The state of a reader.
 pub(crate) struct Reader {
     pub(crate) pid: Pid,
+    stream: usize,
     pub(crate) node: usize,
     pub(crate) writer: Writer,
     verdict: Verdict,
@@ -100,7 +115,8 @@ pub(crate) struct Reader {
     resolve_timer: Option<TimerId>,
     epoch: u64,
     root: Option<RootEntry>,
-    discarded: bool,
+    /// Since when the root is of a manifest that is to be discarded.
+    discarded: Option<i64>,
     pub(crate) core: Option<Machine<Host>>,
     drain: Option<Drain>,
     draining: bool,
@@ -111,7 +127,12 @@ pub(crate) struct Reader {
     group_timer: Option<TimerId>,
     persist_failures: (u32, TransferError),
     /// Revision that the persist under way replaces.
-    persist_expected: u64,
+    persisting_from: u64,
+    news: News,
+    /// Everything below is to be cut and persisted without waiting for more.
+    flush: Option<u64>,
+    retention_timer: Option<TimerId>,
+    trimming: Option<Trimming>,
     group_failures: (u32, TransferError),
     /// What retention dropped, until that is persisted.
     deletions: DeletionQueue,
@@ -119,12 +140,15 @@ pub(crate) struct Reader {
 
 impl Reader {
     pub(crate) fn new(pid: Pid, node: usize, writer: Writer, env: &mut Env) -> Self {
-        if env.nodes[node].cached == Cached::Unknown {
-            env.nodes[node].cached = Cached::Pending;
+        let table = &mut env.nodes[node].table;
+        table.reader = true;
+        if table.cached == Cached::Unknown {
+            table.cached = Cached::Pending;
         }
         env.send(pid, Msg::Start);
         Self {
             pid,
+            stream: env.at(),
             node,
             writer,
             verdict: Verdict::Continue,
@@ -136,7 +160,7 @@ impl Reader {
             resolve_timer: None,
             epoch: 0,
             root: None,
-            discarded: false,
+            discarded: None,
             core: None,
             drain: None,
             draining: false,
@@ -146,10 +170,23 @@ impl Reader {
             persist_timer: None,
             group_timer: None,
             persist_failures: (0, TransferError::Timeout),
-            persist_expected: 0,
+            persisting_from: 0,
+            news: News::Reset,
+            flush: None,
+            retention_timer: None,
+            trimming: None,
             group_failures: (0, TransferError::Timeout),
             deletions: DeletionQueue::default(),
         }
+    }
+
+    /// Whether it is the one of a stream on a node.
+    pub(crate) fn is_of(&self, stream: usize, node: usize) -> bool {
+        self.stream == stream && self.node == node
+    }
+
+    pub(crate) fn stream(&self) -> usize {
+        self.stream
     }
 
     /// Whether it runs with nothing under way and nothing to do.
@@ -220,13 +257,18 @@ impl Reader {
             Msg::Admitted(attempt) => self.admitted(env, attempt),
             Msg::Transferred(attempt, result) => self.transfer_result(env, attempt, result),
             Msg::Await(waiter, offset) => self.wait_for(env, waiter, offset),
-            Msg::ForceCut if self.core.is_some() => self.force_cut(env),
+            Msg::ForceCut if self.core.is_some() && !env.paused => self.force_cut(env),
             Msg::ForceCut => {}
+            Msg::Flush(waiter) => self.ask_to_flush(env, waiter),
+            Msg::PauseChanged => self.resume(env),
             Msg::WriterDown => {
                 self.release(env);
-                env.nodes[self.node].cached = Cached::Unknown;
+                env.nodes[self.node].table.cached = Cached::Unknown;
                 return Life::Ended(false);
             }
+        }
+        if self.verdict == Verdict::Continue && self.core.is_some() && self.flush.is_some() {
+            self.flush(env);
         }
         match std::mem::replace(&mut self.verdict, Verdict::Continue) {
             Verdict::Continue => Life::Continues,
@@ -237,7 +279,7 @@ impl Reader {
             Verdict::Stop => {
                 env.note(|| format!("reader {} stops, the stream is deleted", self.pid));
                 self.release(env);
-                env.nodes[self.node].cached = Cached::Unknown;
+                env.nodes[self.node].table.cached = Cached::Unknown;
                 Life::Ended(true)
             }
         }
@@ -257,6 +299,10 @@ impl Reader {
                 self.resolve_timer = None;
                 self.start_resolving(env);
             }
+            Timer::Retention if self.retention_timer == Some(id) => {
+                self.retention_timer = None;
+                self.retain(env);
+            }
             Timer::Group(kind, entries) if self.group_timer == Some(id) => {
                 self.upload_group(env, kind, entries);
             }
@@ -268,12 +314,13 @@ impl Reader {
             Timer::Deadline(fragment) => self.deadline(env, id, fragment),
             Timer::NextAttempt(fragment) => self.next_attempt(env, id, fragment),
             // Cancelled too late.
-            Timer::Persist | Timer::Age | Timer::Resolve | Timer::Group(..) => {}
+            Timer::Persist | Timer::Age | Timer::Resolve | Timer::Retention | Timer::Group(..) => {}
         }
     }
 
     /// Lets go of all that is under way. Keeps those who wait.
     pub(crate) fn release(&mut self, env: &mut Env) {
+        self.answer_trimming(env);
         for (task, _) in std::mem::take(&mut self.tasks).into_values() {
             if !env.is(Twin::GenerationCheck) {
                 env.tasks.remove(&task);
@@ -289,6 +336,7 @@ impl Reader {
         self.persist_timer = None;
         self.group_timer = None;
         self.resolve_timer = None;
+        self.retention_timer = None;
         self.persist_failures.0 = 0;
         self.group_failures.0 = 0;
         self.deletions = DeletionQueue::default();
@@ -301,6 +349,7 @@ impl Reader {
         let until = env.now + env.plan.persist_timeout;
         let task = Task {
             id,
+            stream: env.at(),
             reader: self.pid,
             node: self.node,
             until,
@@ -350,7 +399,8 @@ impl Reader {
             TaskResult::Resolved(_) => {}
             TaskResult::Persisted(result) => self.persisted(env, result),
             TaskResult::Grouped(result) => self.grouped(env, result),
-            TaskResult::Retained(retention) => self.retained(env, *retention),
+            TaskResult::Retained(retained) => self.retained(env, *retained),
+            TaskResult::Trimmed(done) => self.trimmed(env, done),
         }
     }
 
@@ -398,7 +448,7 @@ impl Reader {
         env.publish(self.node, manifest.clone());
         self.epoch = epoch;
         self.root = root;
-        self.discarded = false;
+        self.discarded = None;
         let log = LocalLog {
             first: range.first.map(Offset),
             next: Offset(range.next),
@@ -466,20 +516,17 @@ impl Reader {
         }
     }
 
-    /// What a killed process leaves: the governor drops its work, its tasks die with it, its callers hear of it.
-    pub(crate) fn killed(mut self, env: &mut Env) {
+    /// What a process that has ended leaves: its tasks die with it, and its callers hear of it. One that was killed has cancelled nothing;
+    /// the governor finds out by itself.
+    pub(crate) fn ended(mut self, env: &mut Env) {
         for (task, _) in std::mem::take(&mut self.tasks).into_values() {
             env.tasks.remove(&task);
         }
-        self.cancel_transfers(env);
+        let delay = env.rng.between(0, 1_000);
+        env.after(delay, Event::Sweep(self.node, self.pid));
         for waiter in self.waiters.values().flatten() {
             env.oracle.reader_down(*waiter);
         }
-    }
-
-    pub(crate) fn delete(env: &mut Env, keys: Vec<String>) {
-        if !keys.is_empty() {
-            env.store(crate::bucket::StoreOp::Delete { keys }, Origin::Nobody);
-        }
+        env.nodes[self.node].table.reader = false;
     }
 }
