@@ -1,7 +1,7 @@
 %% @doc The interface for people and other applications. Stream ids are osiris' names of streams, binaries.
 -module(rabbitmq_stream_s3).
 
--export([start/0, get_range/1, await_offset/2, force_cut/1, reconcile/0, set_transfer_rate/2, gc/1]).
+-export([start/0, get_range/1, await_offset/2, force_cut/1, reconcile/0, set_transfer_rate/2, gc/1, adopt/1, adopt/2]).
 -export([status/0, status/1, print_status/0]).
 -export([pause/0, pause/1, resume/0, resume/1, flush/0, flush/1, flush/2]).
 -export_type([status/0]).
@@ -122,6 +122,18 @@ set_transfer_rate(Rate, Burst) ->
 gc(Mode) ->
     rabbitmq_stream_s3_gc:run(Mode).
 
+%% @doc {@link adopt/2} of the newest sound root.
+-spec adopt(stream_id()) -> {ok, rabbitmq_stream_s3_adopt:adopted()} | {error, rabbitmq_stream_s3_adopt:refusal()}.
+adopt(StreamId) ->
+    adopt(StreamId, #{}).
+
+%% @doc Rebuilds the lost entry of a stream in the metadata store from the bucket: {@link rabbitmq_stream_s3_adopt:adopt/2}. With
+%% `dry_run => true' it only says which root would be taken, and why.
+-spec adopt(stream_id(), rabbitmq_stream_s3_adopt:options()) ->
+    {ok, rabbitmq_stream_s3_adopt:adopted()} | {error, rabbitmq_stream_s3_adopt:refusal()}.
+adopt(StreamId, Options) when is_binary(StreamId), is_map(Options) ->
+    rabbitmq_stream_s3_adopt:adopt(StreamId, Options).
+
 %% @doc The node as a whole: its store, its governor, its metadata store, what it deletes, and each stream that is tiered from
 %% here. Asks each reader.
 -spec status() ->
@@ -170,7 +182,7 @@ reader_status(StreamId, Pid) ->
 print_status() ->
     #{store := Store, streams := Streams} = status(),
     print_store(Store),
-    Header = ["stream", "state", "epoch", "local", "tiered", "behind", "in flight", "last persist", "lag"],
+    Header = ["stream", "state", "epoch", "local", "tiered", "behind", "in flight", "last persist", "lag", "done", "rate"],
     Rows = [Header | [row(Status) || Status <- Streams]],
     Widths = [lists:max([string:length(Cell) || Cell <- Column]) || Column <- columns(Rows)],
     [io:format("~ts~n", [line(Row, Widths)]) || Row <- Rows],
@@ -191,7 +203,9 @@ row(#{stream := Id, state := State} = Status) ->
         cell(behind, Status),
         cell(transfers_in_flight, Status),
         since(maps:get(last_persist_timestamp_ms, Status, none)),
-        lag(Status)
+        lag(Status),
+        done(Status),
+        rate(Status)
     ].
 
 state(running, {_By, _Since}) -> "paused";
@@ -199,6 +213,13 @@ state(State, _) -> atom_to_list(State).
 
 lag(#{lag_bytes := Bytes, lag_ms := Ms}) -> io_lib:format("~ts, ~b s", [bytes(Bytes), Ms div 1000]);
 lag(#{}) -> "-".
+
+%% Of the local log.
+done(#{progress := #{percent := Percent}}) -> io_lib:format("~b %", [Percent]);
+done(#{}) -> "-".
+
+rate(#{progress := #{bytes_per_second := Rate}}) -> [bytes(Rate), "/s"];
+rate(#{}) -> "-".
 
 bytes(Bytes) when Bytes < 10000 -> io_lib:format("~b B", [Bytes]);
 bytes(Bytes) when Bytes < 10000000 -> io_lib:format("~b kB", [Bytes div 1000]);

@@ -5,6 +5,7 @@
 %% nothing here can block one.
 -module(rabbitmq_stream_s3_log).
 
+-export([replica_context/2]).
 -export([writers/0, replicas/0, context/2, epoch/1, range/1]).
 -export([open/2, close/1, read/2, next_offset/1, identity/2]).
 -export([committed_chunk_id/1, rest/2]).
@@ -80,6 +81,15 @@ context(Writer, Timeout) ->
     %% osiris keeps the row of a writer that was killed.
     case is_process_alive(Writer) of
         true -> answered(rabbitmq_stream_s3_task:call(fun() -> recovered(Writer) end, Timeout));
+        false -> {error, no_process}
+    end.
+
+%% @doc The context of a local replica. One that is still starting answers late, hence the limit in milliseconds.
+-spec replica_context(pid(), timeout()) -> {ok, context()} | {error, term()}.
+replica_context(Replica, Timeout) ->
+    %% As for a writer: the row may be of one that was killed.
+    case is_process_alive(Replica) of
+        true -> answered(rabbitmq_stream_s3_task:call(fun() -> osiris_util:get_reader_context(Replica) end, Timeout));
         false -> {error, no_process}
     end.
 

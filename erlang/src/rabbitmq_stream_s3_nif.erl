@@ -29,6 +29,7 @@
 -export([retry_delay/4, valid_stream_id/1, object_key/3]).
 -export([may_delete/2, deletable_segments/3, gc_verdict/3, key_prefix/2, parse_key/2]).
 -export([accept_edits/5]).
+-export([adoption_begin/4, adoption_next/1, adoption_found/2]).
 -export([store_open/1, store_probe/3, store_put/6, store_get/5, store_delete/4, store_list/6, store_cancel/1, store_metrics/0]).
 -export([put_root/6, get_root/6, put_group/6, get_group/7]).
 -export([governor_start/1, governor_submit/5, governor_finished/2, governor_cancel/2, governor_set_rate/3]).
@@ -37,6 +38,7 @@
 -export_type([assembly/0, core/0, store/0, governor/0, chunk/0, meta/0, effect/0, reason/0, op/0, error_kind/0]).
 -export_type([local_log/0, start/0, chunk_identity/0]).
 -export_type([gc_stream/0, gc_verdict/0, parsed_key/0]).
+-export_type([adoption/0, adoptable/0]).
 -export_type([ref/0, uid/0, offset/0, stream_id/0, cont/0, lookup/0, part/0]).
 
 -on_load(on_load/0).
@@ -44,6 +46,7 @@
 %% Handles. Each is a value or a shared object behind a reference; garbage collection releases it.
 -opaque assembly() :: reference().
 -opaque core() :: reference().
+-opaque adoption() :: reference().
 -opaque store() :: reference().
 -opaque governor() :: reference().
 -type cont() :: term().
@@ -107,6 +110,16 @@
 -type gc_verdict() ::
     {keep, not_ours | unknown | young | in_use | ahead | grace}
     | {delete, orphan | discarded_tier | stream_deleted, optional | always}.
+%% A root that may be taken, why it, and the newer ones that cannot be.
+-type adoptable() :: #{
+    root := {uid(), Epoch :: non_neg_integer()},
+    range := {First :: offset(), Next :: offset()},
+    bytes := non_neg_integer(),
+    fragments := non_neg_integer(),
+    groups := non_neg_integer(),
+    why := binary(),
+    passed_over := [{{uid(), Epoch :: non_neg_integer()}, Why :: binary()}]
+}.
 -type effect() ::
     {submit_transfer, ref(), Stream :: term(), Dir :: term(), meta()}
     | {resubmit_transfer, ref(), Stream :: term(), Dir :: term(), meta()}
@@ -382,6 +395,23 @@ object_key(_Prefix, _StreamId, _Object) -> ?NOT_LOADED.
     {Previous :: non_neg_integer(), Revision :: non_neg_integer()}, [#edit{}]
 ) -> {accept, #manifest{}} | stale | {resync, Text :: binary()}.
 accept_edits(_Have, _HaveEpoch, _Epoch, _Revisions, _Edits) -> ?NOT_LOADED.
+
+%% @doc Begins the search for the root that the lost pointer of a stream is rebuilt from, with all its objects as listed. Only the named
+%% root is considered, if there is one.
+-spec adoption_begin(
+    Prefix :: binary(), stream_id(), [{Key :: binary(), Size :: non_neg_integer(), ModifiedMs :: integer() | undefined}],
+    {Epoch :: non_neg_integer(), uid()} | undefined
+) -> adoption().
+adoption_begin(_Prefix, _StreamId, _Objects, _Named) -> ?NOT_LOADED.
+
+%% @doc What to do next: read an object and tell {@link adoption_found/2}, take a root, or none, because of these.
+-spec adoption_next(adoption()) -> {read, Key :: binary()} | {take, adoptable()} | {refuse, [{{uid(), Epoch}, Why :: binary()}]} when
+    Epoch :: non_neg_integer().
+adoption_next(_Adoption) -> ?NOT_LOADED.
+
+%% @doc What the object that was to be read holds.
+-spec adoption_found(Body :: binary() | not_found, adoption()) -> adoption().
+adoption_found(_Body, _Adoption) -> ?NOT_LOADED.
 
 %% @doc Whether objects that retention dropped, all of them below the first offset of its edit, may be deleted now that a
 %% manifest with this first offset is persisted.

@@ -5,7 +5,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, reconcile/0, ignore/1]).
+-export([start_link/0, reconcile/0, ignore/1, adopted/2]).
 -export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2]).
 
 %% How soon after the end of a writer to look for the next one: an election takes about that long.
@@ -39,6 +39,11 @@ reconcile() ->
 ignore(Writer) ->
     gen_server:cast(?MODULE, {ignore, Writer}).
 
+%% @doc A stream's entry in the metadata store has been rebuilt: its reader, on whichever of these nodes it is, resolves it.
+-spec adopted([node()], StreamId :: binary()) -> ok.
+adopted(Nodes, StreamId) ->
+    lists:foreach(fun(Node) -> gen_server:cast({?MODULE, Node}, {adopted, StreamId}) end, Nodes).
+
 %% @private
 init([]) ->
     {ok, #state{}, {continue, look}}.
@@ -55,7 +60,13 @@ handle_call(reconcile, _From, State) ->
 
 %% @private
 handle_cast({ignore, Writer}, #state{ignored = Ignored} = State) ->
-    {noreply, State#state{ignored = Ignored#{Writer => true}}}.
+    {noreply, State#state{ignored = Ignored#{Writer => true}}};
+handle_cast({adopted, StreamId}, State) ->
+    case rabbitmq_stream_s3_registry:whereis(StreamId) of
+        undefined -> ok;
+        Reader -> rabbitmq_stream_s3_replica_reader:resolve_anew(Reader)
+    end,
+    {noreply, State}.
 
 %% @private
 handle_info({timeout, Timer, look}, #state{timer = Timer} = State) ->

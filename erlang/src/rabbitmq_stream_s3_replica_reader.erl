@@ -12,6 +12,7 @@
 -include("rabbitmq_stream_s3_replica_reader.hrl").
 
 -export([start_link/1, await_offset/2, await_offset/3, force_cut/1, flush/2, flush_all/2, pause_changed/1, status/2]).
+-export([resolve_anew/1]).
 -export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
 -define(EFFECTS, rabbitmq_stream_s3_replica_reader_effects).
@@ -88,10 +89,17 @@ flushed(Request, Until) ->
 pause_changed(Reader) ->
     call(Reader, pause_changed, ?PAUSE_TIMEOUT_MS).
 
+%% @doc What is persisted has been changed by somebody else: whatever is under way is given up, and found out again.
+-spec resolve_anew(pid()) -> ok.
+resolve_anew(Reader) ->
+    gen_server:cast(Reader, resolve_anew).
+
 %% @doc What the reader is doing. `state' is its phase, `paused' whether an operator has paused the stream or the node; `local' and
 %% `remote' are half-open ranges of offsets; `behind' is how many offsets of the local log are not tiered, `lag_bytes' how
 %% many bytes these are and `lag_ms' how long the oldest of them has been in the log; `problems' is what fails now, with its
-%% cause and since when, and `stalled' is the oldest of that, or the pause; `counters' has its numbers under their metric
+%% cause and since when, and `stalled' is the oldest of that, or the pause; `progress' is how much of the local log is tiered, how fast that
+%% goes on, and how long it will take ({@link rabbitmq_stream_s3_progress:info/4}); `waits_for_transfers' whether as many fragments are in
+%% flight as may be, or the stream is paused; `counters' has its numbers under their metric
 %% names. While running, what {@link rabbitmq_stream_s3_replica_reader_core:format_state/1} answers is part of it. Reads the
 %% ends of the local log, a header, and the sizes of its files.
 -spec status(gen_server:server_ref() | stream_id(), timeout()) -> {ok, map()} | {error, timeout | reader_down}.
@@ -208,6 +216,8 @@ handle_call(status, _From, Reader) ->
     {reply, {ok, status_map(Reader)}, Reader}.
 
 %% @private
+handle_cast(resolve_anew, Reader) ->
+    noreply(Reader#reader{verdict = {resolve, conflict}});
 handle_cast(Message, Reader) ->
     listened(Message, Reader).
 
@@ -390,7 +400,10 @@ running_status(#reader{phase = running, core = Core, drain = Drain, transfers = 
     #{bytes := BytesInTransfer, stalled := Stalled} = ?TRANSFERS:info(Transfers),
     #{bytes := BytesInAssembly} = ?DRAIN:info(Drain),
     CoreState = #{persisted_next_offset := Persisted} = rabbitmq_stream_s3_replica_reader_core:format_state(Core),
-    maps:merge(CoreState, maps:merge(local_status(Context, Persisted), #{
+    Local = local_status(Context, Persisted),
+    maps:merge(CoreState, maps:merge(Local, #{
+        progress => rabbitmq_stream_s3_progress:info(Local, Persisted, erlang:monotonic_time(millisecond), Reader#reader.progress),
+        waits_for_transfers => Reader#reader.paused,
         last_persist_timestamp_ms => Reader#reader.last_persist,
         bytes_in_assembly => BytesInAssembly,
         bytes_in_transfer => BytesInTransfer,

@@ -58,5 +58,7 @@
     persisting_from = 0 :: non_neg_integer(),
     news = none :: none | reset | {Previous :: non_neg_integer(), Revision :: pos_integer()},
     %% Data bytes that the persist under way will publish.
-    persisting_bytes = 0 :: non_neg_integer()
+    persisting_bytes = 0 :: non_neg_integer(),
+    %% How fast they become durable.
+    progress = rabbitmq_stream_s3_progress:new() :: rabbitmq_stream_s3_progress:state()
 }).

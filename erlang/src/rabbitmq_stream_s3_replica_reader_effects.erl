@@ -241,6 +241,7 @@ persisted({ok, Root, Revision}, #reader{core = Core, root = Old, discarded = Dis
         news = news(Revision, Reader0),
         resolutions = 0,
         last_persist = erlang:system_time(millisecond),
+        progress = rabbitmq_stream_s3_progress:add(Bytes, now_monotonic(), Reader0#reader.progress),
         persist_failures = {0, none},
         persisting_bytes = 0
     })),

@@ -24,6 +24,7 @@
 -type edits() :: {Previous :: non_neg_integer(), Revision :: pos_integer(), [#edit{}]}.
 
 -record(replica, {
+    pid :: pid(),
     monitor :: reference(),
     %% The epoch of the writer that persisted the manifest which is in the cache; pending: none is.
     known = pending :: pending | {epoch, non_neg_integer()},
@@ -31,7 +32,10 @@
     sync = none :: none | {running | waiting, reference()},
     failures = 0 :: non_neg_integer(),
     %% Edits that have come meanwhile, newest first, with their epochs.
-    later = [] :: [{non_neg_integer(), edits() | reset}]
+    later = [] :: [{non_neg_integer(), edits() | reset}],
+    %% The tag of the process that trims the local log, and whether there has been news since it began.
+    trim = none :: none | {reference(), Again :: boolean()},
+    problems :: rabbitmq_stream_s3_problems:state()
 }).
 -record(state, {
     replicas = #{} :: #{stream_id() => #replica{}},
@@ -109,6 +113,14 @@ handle_info({synced, StreamId, Tag, Result}, #state{replicas = Replicas} = State
         #{} ->
             {noreply, State}
     end;
+handle_info({trimmed, StreamId, Tag, Result}, #state{replicas = Replicas} = State) ->
+    case Replicas of
+        #{StreamId := #replica{trim = {Tag, Again}} = Replica} ->
+            Trimmed = trimmed(Result, Replica#replica{trim = none}),
+            {noreply, keep(StreamId, case Again of true -> trim(StreamId, Trimmed); false -> Trimmed end, State)};
+        #{} ->
+            {noreply, State}
+    end;
 handle_info({'DOWN', Monitor, process, _Pid, _Reason}, #state{replicas = Replicas} = State) ->
     case [StreamId || {StreamId, #replica{monitor = M}} <- maps:to_list(Replicas), M =:= Monitor] of
         [StreamId] -> {noreply, look_in(?SOON_MS, left(StreamId, State))};
@@ -147,9 +159,9 @@ found({StreamId, Pid}, #state{replicas = Replicas} = State) ->
             #{} ->
                 ok = forget(StreamId),
                 ok = rabbitmq_stream_s3_manifest_cache:pending(StreamId),
-                #replica{monitor = monitor(process, Pid)}
+                #replica{pid = Pid, monitor = monitor(process, Pid), problems = rabbitmq_stream_s3_problems:new(StreamId)}
         end,
-    keep(StreamId, sync(StreamId, Replica), State).
+    keep(StreamId, trim(StreamId, sync(StreamId, Replica)), State).
 
 left(StreamId, #state{replicas = Replicas} = State) ->
     {#replica{sync = Sync}, Rest} = maps:take(StreamId, Replicas),
@@ -184,7 +196,7 @@ follow(StreamId, Epoch, {Previous, Revision, Edits}, #replica{known = {epoch, Ha
             case rabbitmq_stream_s3_nif:accept_edits(Manifest, Have, Epoch, {Previous, Revision}, Edits) of
                 {accept, Next} ->
                     ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Next),
-                    Replica;
+                    trim(StreamId, Replica);
                 stale ->
                     Replica;
                 {resync, Why} ->
@@ -246,10 +258,45 @@ newer(#manifest{revision = Revision} = Manifest, Epoch, StreamId, #replica{later
         _ ->
             ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Manifest),
             Known = Replica#replica{known = {epoch, Epoch}, failures = 0, later = []},
-            lists:foldl(fun({E, Edits}, R) -> follow(StreamId, E, Edits, R) end, Known, lists:reverse(Later))
+            lists:foldl(fun({E, Edits}, R) -> follow(StreamId, E, Edits, R) end, trim(StreamId, Known), lists:reverse(Later))
     end.
 
 again(Reason, StreamId, #replica{failures = Failures} = Replica) ->
     Delay = max(?SOON_MS, rabbitmq_stream_s3_replica_reader_tasks:retry_delay(Reason, Failures + 1)),
     Timer = erlang:start_timer(Delay, self(), {sync, StreamId}),
     Replica#replica{sync = {waiting, Timer}, failures = Failures + 1}.
+
+%% --- the local log ---------------------------------------------------------------------------------------------------
+
+%% Each member of a stream trims its own log. In a process of its own: osiris may be busy with other streams.
+trim(StreamId, #replica{known = {epoch, _}, trim = none, pid = Pid} = Replica) ->
+    case {rabbitmq_stream_s3_config:get(local_retention), rabbitmq_stream_s3_manifest_cache:get(StreamId)} of
+        {uploaded, {resolved, #manifest{next_offset = Next, entries = <<_, _/binary>>}, _Revision}} ->
+            Server = self(),
+            Tag = make_ref(),
+            Timeout = rabbitmq_stream_s3_config:get(retention_timeout_ms),
+            _ = spawn_link(fun() -> Server ! {trimmed, StreamId, Tag, trim_log(Pid, Next, Timeout)} end),
+            Replica#replica{trim = {Tag, false}};
+        {_PolicyOrNothingToGoBy, _} ->
+            Replica
+    end;
+trim(_StreamId, #replica{known = {epoch, _}, trim = {Tag, _}} = Replica) ->
+    Replica#replica{trim = {Tag, true}};
+trim(_StreamId, #replica{known = pending} = Replica) ->
+    Replica.
+
+trim_log(Pid, Next, Timeout) ->
+    Until = erlang:monotonic_time(millisecond) + Timeout,
+    try
+        rabbitmq_stream_s3_retention:local_replica(Pid, Next, Until)
+    catch
+        Class:Reason -> {error, {crashed, {Class, Reason}}}
+    end.
+
+trimmed({ok, _Deleted}, #replica{problems = Problems} = Replica) ->
+    Replica#replica{problems = rabbitmq_stream_s3_problems:ended(trimming, Problems)};
+%% It has ended, which the monitor tells as well.
+trimmed({error, no_process}, Replica) ->
+    Replica;
+trimmed({error, Reason}, #replica{problems = Problems} = Replica) ->
+    Replica#replica{problems = rabbitmq_stream_s3_problems:failed(trimming, Reason, Problems)}.

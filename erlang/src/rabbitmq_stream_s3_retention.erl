@@ -4,7 +4,7 @@
 
 -include("rabbitmq_stream_s3.hrl").
 
--export([limits/0, remote/4, objects/2, local/4, settle/0]).
+-export([limits/0, remote/4, objects/2, local/4, local_replica/3, settle/0]).
 -export_type([limit/0, decision/0]).
 
 %% Deletes nothing by itself, yet makes osiris call the function that it is given.
@@ -70,23 +70,37 @@ object(StreamId, #group_ref{offset = Offset, kind = Kind, uid = Uid}) ->
 %% The work is done where osiris does its own, so the two never meet in one directory.
 -spec local(rabbitmq_stream_s3_log:context(), Writer :: pid(), PersistedNext :: offset(), Until :: integer()) ->
     {ok, Deleted :: non_neg_integer()} | {error, term()}.
-local(#{name := Name, dir := Dir, shared := Shared, reference := Reference}, Writer, PersistedNext, Until) ->
+local(#{reference := Reference} = Context, Writer, PersistedNext, Until) ->
     case rabbitmq_stream_s3_log:replica_positions(Writer) of
-        {ok, Replicas} ->
-            Owner = self(),
-            Tag = make_ref(),
-            Trim = fun(_Evaluated) ->
-                Owner ! {Tag, trim(Dir, Shared, {osiris_writer, Reference}, PersistedNext, Replicas)},
-                ok
-            end,
-            %% A key of our own, which no stream can have as its name: under that one it would take the place of osiris' own.
-            ok = osiris_retention:eval(<<"rabbitmq_stream_s3 ", Name/binary>>, Dir, ?NO_LIMIT, Trim),
-            receive
-                {Tag, Result} -> Result
-            after left(Until) -> {error, timeout}
-            end;
+        {ok, Replicas} -> trim_log(Context, {osiris_writer, Reference}, PersistedNext, Replicas, Until);
+        {error, _} = Error -> Error
+    end.
+
+%% @doc The same of the log of a replica, which nobody copies. Nothing goes that the replica does not know to be committed: a manifest
+%% that is older than its log may be of another one.
+-spec local_replica(Replica :: pid(), PersistedNext :: offset(), Until :: integer()) ->
+    {ok, Deleted :: non_neg_integer()} | {error, term()}.
+local_replica(Replica, PersistedNext, Until) ->
+    case rabbitmq_stream_s3_log:replica_context(Replica, left(Until)) of
+        {ok, #{reference := Reference} = Context} ->
+            Committed = max(0, rabbitmq_stream_s3_log:committed_chunk_id(Context)),
+            trim_log(Context, {osiris_replica, Reference}, PersistedNext, [Committed], Until);
         {error, _} = Error ->
             Error
+    end.
+
+trim_log(#{name := Name, dir := Dir, shared := Shared}, CounterId, PersistedNext, Behind, Until) ->
+    Owner = self(),
+    Tag = make_ref(),
+    Trim = fun(_Evaluated) ->
+        Owner ! {Tag, trim(Dir, Shared, CounterId, PersistedNext, Behind)},
+        ok
+    end,
+    %% A key of our own, which no stream can have as its name: under that one it would take the place of osiris' own.
+    ok = osiris_retention:eval(<<"rabbitmq_stream_s3 ", Name/binary>>, Dir, ?NO_LIMIT, Trim),
+    receive
+        {Tag, Result} -> Result
+    after left(Until) -> {error, timeout}
     end.
 
 %% Runs in osiris' process. Whatever is raised there takes all streams of the node down.

@@ -3,6 +3,7 @@
 //! Exit status: 0 when all is well, 1 when something in the bucket is wrong, 2 when the command could not do its work
 //! (unknown stream, unusable option, store that does not answer).
 
+mod adopt;
 mod check;
 mod finding;
 mod inspect;
@@ -69,6 +70,16 @@ enum Command {
         /// Read the index of each fragment, and show its chunks: one more request for each fragment
         #[arg(long)]
         fragments: bool,
+    },
+    /// Find the root that a stream's lost entry in the metadata store can be rebuilt from
+    ///
+    /// Takes the newest root whose groups can be read and whose fragments are all there, and prints the Erlang call that adopts it.
+    /// Changes nothing. Fragments are not read: `verify` does that.
+    Adopt {
+        /// Stream id
+        stream: String,
+        #[command(flatten)]
+        root: RootArg,
     },
     /// Read all that a stream's root names, and check it byte by byte
     ///
@@ -161,6 +172,16 @@ async fn run(cli: Cli) -> Result<bool, Failed> {
                 report::inspect_text(&stream, &inspected)
             })?;
             Ok(inspected.is_whole())
+        }
+        Command::Adopt { stream, root } => {
+            let stream = stream_id(&stream)?;
+            let found = adopt::search(&reader, &prefix, &stream, root.pair()).await?;
+            print(&if json {
+                adopt::json(&prefix, &stream, &found)
+            } else {
+                adopt::text(&prefix, &stream, &found)
+            })?;
+            Ok(found.is_ok())
         }
         Command::Verify {
             stream,

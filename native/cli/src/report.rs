@@ -161,7 +161,7 @@ pub(crate) fn verify_json(stream: &StreamId, verified: &Verified) -> String {
     })
 }
 
-fn document(document: &impl Serialize) -> String {
+pub(crate) fn document(document: &impl Serialize) -> String {
     match serde_json::to_string(document) {
         Ok(text) => text + "\n",
         // Only maps with keys that are no strings, and failing writers, can fail; there are none here.

@@ -7,6 +7,7 @@ use std::fmt;
 
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
+use stream_s3_core::decisions::adoption::{Aged, compare_age};
 use stream_s3_core::error::FormatError;
 use stream_s3_core::key::{self, ParsedKey, Prefix, StreamId};
 use stream_s3_core::manifest::{self, Entry, EntryKind, Manifest};
@@ -16,7 +17,7 @@ use stream_s3_store::Part;
 use crate::reader::{Failed, PAGE, Read, Reader};
 
 /// Largest root or group that is read into memory: two million entries.
-const MAX_OBJECT: u64 = 64 * 1024 * 1024;
+pub(crate) const MAX_OBJECT: u64 = 64 * 1024 * 1024;
 /// Requests in flight while roots and groups are read.
 const CONCURRENCY: usize = 8;
 /// How often the roots are listed anew because one of them was replaced meanwhile.
@@ -131,7 +132,7 @@ pub(crate) async fn find_roots(
             )));
         }
     }
-    roots.sort_by_cached_key(|root| std::cmp::Reverse(age(root)));
+    roots.sort_by(|left, right| compare_age(&aged(right), &aged(left)));
     Ok(roots)
 }
 
@@ -208,25 +209,12 @@ fn too_large(size: u64) -> Unreadable {
     }
 }
 
-/// What orders roots by age.
-fn age(root: &Root) -> (Epoch, bool, Offset, Offset, Option<i64>, Uid) {
-    match &root.manifest {
-        Ok(manifest) => (
-            root.epoch,
-            true,
-            manifest.next_offset,
-            manifest.first_offset,
-            root.modified_ms,
-            root.uid,
-        ),
-        Err(_) => (
-            root.epoch,
-            false,
-            Offset(0),
-            Offset(0),
-            root.modified_ms,
-            root.uid,
-        ),
+fn aged(root: &Root) -> Aged<'_> {
+    Aged {
+        epoch: root.epoch,
+        uid: root.uid,
+        manifest: root.manifest.as_ref().ok(),
+        modified_ms: root.modified_ms,
     }
 }
 

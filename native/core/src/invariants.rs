@@ -1,5 +1,5 @@
 //! What must hold, as code: a function an invariant, under the numbers of ARCHITECTURE.md. Tests and the simulation call them after
-//! every step; nothing in production does.
+//! every step; in production only [`crate::decisions::adoption`] does, which trusts nothing that it reads.
 //!
 //! Two have no function. 11 (garbage is deleted on proof only) is [`crate::decisions::gc::verdict`] itself, and 12 (nothing here blocks) is
 //! a property of time, which this crate does not have.

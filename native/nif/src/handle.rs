@@ -7,7 +7,9 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use rustler::env::SavedTerm;
 use rustler::{Encoder, Env, LocalPid, Monitor, OwnedEnv, Resource, ResourceArc, Term};
+use stream_s3_core::decisions::adoption::Search;
 use stream_s3_core::fragment::Assembly;
+use stream_s3_core::key::Prefix;
 use stream_s3_core::manifest::{LookupContinuation, RetentionContinuation};
 use stream_s3_core::replica_reader::Machine;
 use stream_s3_runtime::{Governor, Store};
@@ -108,6 +110,12 @@ pub(crate) enum ContHandle {
     Retention(RetentionContinuation),
 }
 
+/// A search for the root to adopt: a value, too.
+pub(crate) struct SearchHandle {
+    pub(crate) search: Search,
+    pub(crate) prefix: Prefix,
+}
+
 /// An open store.
 pub(crate) struct StoreHandle(pub(crate) Store);
 
@@ -132,6 +140,9 @@ impl Resource for CoreHandle {}
 
 #[rustler::resource_impl]
 impl Resource for ContHandle {}
+
+#[rustler::resource_impl]
+impl Resource for SearchHandle {}
 
 #[rustler::resource_impl]
 impl Resource for StoreHandle {}

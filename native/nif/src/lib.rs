@@ -7,6 +7,7 @@
 //!
 //! Loading starts no thread: the first `store_open` or `governor_start` does, on a dirty scheduler.
 
+mod adoption;
 mod decisions;
 mod handle;
 mod mailbox;

@@ -1,6 +1,7 @@
 //! Every shape that crosses between Rust and Erlang, and nothing else. The shapes are those of the term contract; what
 //! they mean is documented where the Rust types are.
 
+mod adoption;
 mod assembly;
 mod core;
 mod decision;
@@ -15,6 +16,7 @@ use rustler::{Atom, Decoder, Encoder, Env, Error, ListIterator, NewBinary, NifRe
 use stream_s3_core::key::StreamId;
 use stream_s3_core::units::{Epoch, Offset, Revision, TimestampMs, Uid};
 
+pub(crate) use adoption::{listed_objects, named_root, step};
 pub(crate) use assembly::{chunk, fragment, fragment_meta, info, meta};
 pub(crate) use core::{Effects, format_state, options, persist_error, reset_persist, transfer_id};
 pub(crate) use decision::acceptance;

@@ -1,5 +1,6 @@
 //! Small decisions, one a module: facts in, verdict out. Whoever acts on one calls it, so there is no second copy of any rule.
 
+pub mod adoption;
 pub mod commit;
 pub mod deletions;
 pub mod gc;
