@@ -14,6 +14,7 @@
     what_a_replica_cannot_follow_leaves_its_range_unresolved_until_it_is_read_anew/1,
     the_metadata_stores_silence_leaves_a_range_unresolved/1,
     replicas_follow_the_next_leader/1,
+    each_member_trims_its_own_log_and_keeps_what_is_not_tiered/1,
     a_member_that_leaves_knows_nothing_any_more/1
 ]).
 
@@ -38,6 +39,7 @@ all() ->
         what_a_replica_cannot_follow_leaves_its_range_unresolved_until_it_is_read_anew,
         the_metadata_stores_silence_leaves_a_range_unresolved,
         replicas_follow_the_next_leader,
+        each_member_trims_its_own_log_and_keeps_what_is_not_tiered,
         a_member_that_leaves_knows_nothing_any_more
     ].
 
@@ -54,7 +56,7 @@ end_per_suite(Config) ->
 init_per_testcase(Case, Config) ->
     [A, B, C] = ?config(nodes, Config),
     Stream = atom_to_binary(Case),
-    Conf = stream_s3_osiris:config(Stream, #{leader_node => A, replica_nodes => [B, C]}),
+    Conf = stream_s3_osiris:config(Stream, #{leader_node => A, replica_nodes => [B, C], max_segment_size_bytes => 20000}),
     Writer = call(A, stream_s3_osiris, start_stream, [Conf]),
     ok = call(A, rabbitmq_stream_s3, reconcile, []),
     [ok = call(Node, ?SERVER, look, []) || Node <- [B, C]],
@@ -62,7 +64,7 @@ init_per_testcase(Case, Config) ->
 
 end_per_testcase(_Case, Config) ->
     [ok = osiris:stop_member(Node, ?config(conf, Config)) || Node <- ?config(nodes, Config)],
-    ok.
+    set(#{local_retention => policy}, Config).
 
 %% --- cases -----------------------------------------------------------------------------------------------------------
 
@@ -171,6 +173,47 @@ replicas_follow_the_next_leader(Config) ->
     [ok = knows(Node, B, Next) || Node <- [A, C]],
     ?assertEqual({0, 40}, range(A, Next)).
 
+each_member_trims_its_own_log_and_keeps_what_is_not_tiered(Config) ->
+    [A, B, C] = Nodes = ?config(nodes, Config),
+    [ok = write_and_flush(40, Config) || _ <- lists:seq(1, 4)],
+    [ok = knows(Node, A, Config) || Node <- [B, C]],
+    %% By default osiris alone decides, also after a look.
+    ok = call(B, ?SERVER, look, []),
+    ?assertMatch([0, _, _ | _], segments(B, Config)),
+    ok = set(#{local_retention => uploaded}, Config),
+    ok = write_and_flush(40, Config),
+    %% Of each member there is left what the tier has not as a whole: the segment that is being written.
+    [ok = eventually(fun() -> length(segments(Node, Config)) =:= 1 end) || Node <- Nodes],
+    %% A replica goes by what it knows: of what is not tiered nothing goes, on either node, however often it looks.
+    ok = call(A, rabbitmq_stream_s3, pause, [?config(stream, Config)]),
+    [ok = call(A, stream_s3_osiris, write, [?config(writer, Config), [<<N:4000>> || N <- lists:seq(1, 20)]]) || _ <- lists:seq(1, 8)],
+    {0, Tiered} = range(A, Config),
+    ok = eventually(fun() -> lists:all(fun(Node) -> last(Node, Config) =:= last(A, Config) end, [B, C]) end),
+    [ok = call(Node, ?SERVER, look, []) || Node <- [B, C], _ <- lists:seq(1, 5)],
+    [ok = call(Node, rabbitmq_stream_s3_retention, settle, []) || Node <- [B, C]],
+    [
+        begin
+            [Oldest | _] = Segments = segments(Node, Config),
+            ?assert(Oldest =< Tiered),
+            ?assert(length(Segments) > 2)
+        end
+     || Node <- [B, C]
+    ],
+    ok = call(A, rabbitmq_stream_s3, resume, [?config(stream, Config)]),
+    ok = write_and_flush(40, Config),
+    [ok = eventually(fun() -> length(segments(Node, Config)) =:= 1 end) || Node <- Nodes],
+    %% And a member that has trimmed can lead.
+    ok = eventually(fun() -> lists:all(fun(Node) -> last(Node, Config) =:= last(A, Config) end, [B, C]) end),
+    Conf = ?config(conf, Config),
+    [ok = osiris:stop_member(Node, Conf) || Node <- Nodes],
+    Conf2 = Conf#{epoch => 2, leader_node => B, replica_nodes => [A, C]},
+    {ok, Writer} = osiris:start_writer(Conf2),
+    [{ok, _} = osiris:start_replica(Node, Conf2#{leader_pid => Writer}) || Node <- [A, C]],
+    ok = call(B, rabbitmq_stream_s3, reconcile, []),
+    Next = [{writer, Writer} | Config],
+    ok = write_and_flush(40, Next),
+    ?assertEqual({0, call(B, stream_s3_osiris, next_offset, [Writer])}, range(B, Next)).
+
 a_member_that_leaves_knows_nothing_any_more(Config) ->
     [A, B, C] = ?config(nodes, Config),
     ok = write_and_flush(20, Config),
@@ -205,6 +248,15 @@ gets(Node) -> maps:get(gets, call(Node, rabbitmq_stream_s3_counters, get, [metad
 
 last(Node, Config) ->
     call(Node, stream_s3_osiris, last_chunk_id, [call(Node, stream_s3_osiris, writer, [?config(stream, Config)])]).
+
+%% First offsets of the segments that this node has.
+segments(Node, Config) ->
+    {ok, Dir} = call(Node, application, get_env, [osiris, data_dir]),
+    [First || {First, _} <- call(Node, rabbitmq_stream_s3_log, index_files, [filename:join(Dir, ?config(stream, Config))])].
+
+set(Env, Config) ->
+    [ok = call(Node, stream_s3_world, set, [Env]) || Node <- ?config(nodes, Config)],
+    ok.
 
 %% Messages to a name that nobody has are lost.
 deaf(Node, Fun) ->

@@ -4,9 +4,10 @@
 -export([add/2, clear/1, count/2, requests/2]).
 -export_type([rule/0]).
 
-%% op: `put', `get', `delete', `multi_delete', ...; key: a pattern in which `*' stands for anything; skip: so many pass first;
+%% op: `put', `get', `delete', `multi_delete', ..., all where left out; key: a pattern in which `*' stands for anything; skip: so many pass first;
 %% count: so often, without end where left out; do: `stall', `lost_reply', ... `stream-s3''s server documents them all.
--type rule() :: #{op := atom(), do := atom(), key => string(), skip => non_neg_integer(), count => pos_integer()}.
+-type rule() :: #{do := atom(), op => atom(), key => string(), skip => non_neg_integer(), count => pos_integer(),
+    status => 400..599, code => string()}.
 
 %% @doc Adds rules; the first one that fits a request is applied.
 -spec add(stream_s3_s3local:server(), [rule()]) -> ok.
