@@ -13,6 +13,8 @@
 -export([
     a_stream_whose_leader_moves_is_tiered_without_loss/1,
     a_writers_node_that_is_killed_takes_nothing_with_it/1,
+    a_replica_that_is_cut_off_and_back_knows_what_is_tiered/1,
+    a_writer_that_is_cut_off_tiers_nothing_more_and_loses/1,
     a_deposed_writer_that_goes_on_loses_against_the_new_one/1,
     a_stream_deleted_during_an_upload_is_left_alone/1,
     an_application_that_is_stopped_and_started_under_load_goes_on/1
@@ -37,6 +39,8 @@ all() ->
         a_deposed_writer_that_goes_on_loses_against_the_new_one,
         a_stream_deleted_during_an_upload_is_left_alone,
         an_application_that_is_stopped_and_started_under_load_goes_on,
+        a_replica_that_is_cut_off_and_back_knows_what_is_tiered,
+        a_writer_that_is_cut_off_tiers_nothing_more_and_loses,
         a_writers_node_that_is_killed_takes_nothing_with_it
     ].
 
@@ -109,6 +113,105 @@ a_writers_node_that_is_killed_takes_nothing_with_it(Config) ->
     _ = stream_s3_load:stop(More),
     {End, _} = settled_bucket(Member2, Config),
     ?assertEqual({0, End}, call(Node, rabbitmq_stream_s3, get_range, [?config(stream, Config)])).
+
+a_replica_that_is_cut_off_and_back_knows_what_is_tiered(Config) ->
+    Stream = ?config(stream, Config),
+    [A, B, C] = ?config(nodes, Config),
+    #{writer := Writer, conf := Conf} = Member = start_stream(Config),
+    [ok = call(Node, rabbitmq_stream_s3_replicas, look, []) || Node <- [B, C]],
+    Load = start_load(Member, Config),
+    ok = await_some_more(Member, Config),
+    ok = eventually(fun() -> is_tuple(resolved(call(C, rabbitmq_stream_s3, get_range, [Stream]))) end),
+    ok = cut_off(C, [A, B]),
+    [
+        begin
+            ok = await_some_more(Member, Config),
+            %% Either it says that it cannot tell, or what had been persisted once.
+            {0, Tiered} = call(A, rabbitmq_stream_s3, get_range, [Stream]),
+            case resolved(call(C, rabbitmq_stream_s3, get_range, [Stream])) of
+                none -> ok;
+                {0, Known} -> ?assert(Known =< Tiered)
+            end
+        end
+     || _ <- lists:seq(1, times(3, 20))
+    ],
+    ok = back(C, [A, B]),
+    %% What a coordinator does.
+    _ = osiris:stop_member(C, Conf),
+    {ok, _} = osiris:start_replica(C, Conf#{leader_pid => Writer}),
+    ok = eventually(fun() ->
+        ok = call(C, rabbitmq_stream_s3_replicas, look, []),
+        {0, Tiered} = call(A, rabbitmq_stream_s3, get_range, [Stream]),
+        case resolved(call(C, rabbitmq_stream_s3, get_range, [Stream])) of
+            {0, Known} -> Known >= Tiered;
+            none -> false
+        end
+    end),
+    ok = await_some_more(Member, Config),
+    assert_all_there(Load, Member, Config).
+
+a_writer_that_is_cut_off_tiers_nothing_more_and_loses(Config) ->
+    Stream = ?config(stream, Config),
+    [A, B, C] = ?config(nodes, Config),
+    #{writer := OldWriter, conf := Conf} = Member = start_stream(Config),
+    ok = write(Member, 0, 20),
+    ok = call(A, stream_s3_world, settle, [Stream, 20, ?TIMEOUT]),
+    ok = eventually(fun() -> lists:all(fun(Node) -> tail(Node, Config) =:= tail(A, Config) end, [B, C]) end),
+    ok = cut_off(A, [B, C]),
+    %% These will never be committed.
+    [ok = call(A, osiris, write, [OldWriter, undefined, N, stream_s3_load:record(N)]) || N <- lists:seq(1000, 1039)],
+    _ = call(A, rabbitmq_stream_s3, force_cut, [Stream]),
+    [ok = osiris:stop_member(Node, Conf) || Node <- [B, C]],
+    Conf2 = Conf#{epoch => 2, leader_node => B, replica_nodes => [C]},
+    {ok, NewWriter} = osiris:start_writer(Conf2),
+    {ok, _} = osiris:start_replica(C, Conf2#{leader_pid => NewWriter}),
+    ok = call(B, rabbitmq_stream_s3, reconcile, []),
+    Elected = #{node => B, writer => NewWriter, conf => Conf2},
+    ok = write(Elected, 20, 40),
+    ok = call(B, stream_s3_world, settle, [Stream, 60, ?TIMEOUT]),
+    {{_, 2}, _} = Pointer = call(B, stream_s3_world, pointer, [Stream]),
+    %% Two writers, and what this one thinks is tiered is what was when it was cut off.
+    ?assert(call(A, erlang, is_process_alive, [OldWriter])),
+    ?assertEqual({0, 20}, call(A, rabbitmq_stream_s3, get_range, [Stream])),
+    ok = back(A, [B, C]),
+    ?assertEqual(Pointer, call(B, stream_s3_world, pointer, [Stream])),
+    ok = osiris:stop_member(A, Conf),
+    {ok, _} = osiris:start_replica(A, Conf2#{leader_pid => NewWriter}),
+    ok = write(Elected, 60, 20),
+    {80, Bytes} = settled_bucket(Elected, Config),
+    ?assertEqual([stream_s3_load:record(N) || N <- lists:seq(0, 79)], records(Bytes)).
+
+resolved({error, unresolved}) -> none;
+resolved(empty) -> none;
+resolved({First, Next}) -> {First, Next}.
+
+%% Between this node and the others there is no connection, and none can be made: each has another cookie for the other. From here all
+%% can be reached. What osiris sends from a leader to a replica goes over a connection of its own, but no replica lives on without
+%% its leader's node.
+cut_off(Node, Others) ->
+    [
+        begin
+            true = call(Node, erlang, set_cookie, [Other, cut_off]),
+            true = call(Other, erlang, set_cookie, [Node, from_the_other]),
+            _ = call(Node, erlang, disconnect_node, [Other]),
+            ok = eventually(fun() ->
+                call(Node, net_adm, ping, [Other]) =:= pang andalso call(Other, net_adm, ping, [Node]) =:= pang
+            end)
+        end
+     || Other <- Others
+    ],
+    ok.
+
+back(Node, Others) ->
+    [
+        begin
+            true = call(Node, erlang, set_cookie, [Other, erlang:get_cookie()]),
+            true = call(Other, erlang, set_cookie, [Node, erlang:get_cookie()]),
+            ok = eventually(fun() -> call(Node, net_adm, ping, [Other]) =:= pong end)
+        end
+     || Other <- Others
+    ],
+    ok.
 
 a_deposed_writer_that_goes_on_loses_against_the_new_one(Config) ->
     Stream = ?config(stream, Config),

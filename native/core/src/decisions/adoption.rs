@@ -5,7 +5,7 @@
 //! damaged is passed over, and said. [`Search`] asks for one object after the other; whoever drives it has listed the stream first.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::error::FormatError;
@@ -162,7 +162,7 @@ pub struct Search {
     stream: StreamId,
     named: bool,
     /// Bytes of each fragment's object.
-    sizes: Arc<HashMap<(Offset, Uid), u64>>,
+    sizes: Arc<BTreeMap<(Offset, Uid), u64>>,
     /// As listed until all are read, then newest first.
     roots: Vec<Root>,
     walk: Option<Walk>,
@@ -177,7 +177,7 @@ impl Search {
         objects: impl IntoIterator<Item = Object>,
         named: Option<(Epoch, Uid)>,
     ) -> Self {
-        let mut sizes = HashMap::new();
+        let mut sizes = BTreeMap::new();
         let mut roots = Vec::new();
         for object in objects {
             match object.key {
@@ -479,7 +479,7 @@ mod tests {
     }
 
     /// Drives a search over a bucket of roots and groups by uid.
-    fn run(mut search: Search, bucket: &HashMap<u32, Vec<u8>>) -> Step {
+    fn run(mut search: Search, bucket: &BTreeMap<u32, Vec<u8>>) -> Step {
         loop {
             let uid = match search.next() {
                 Step::Read(ParsedKey::Root { uid, .. } | ParsedKey::Group { uid, .. }) => uid,
@@ -505,7 +505,7 @@ mod tests {
             root(4, 7),
             root(3, 8),
         ];
-        let bucket = HashMap::from([
+        let bucket = BTreeMap::from([
             (7, bytes(0, 10, 1, &entries[..1])),
             (8, bytes(0, 20, 2, &entries)),
         ]);
@@ -531,7 +531,7 @@ mod tests {
             root(4, 7),
             root(4, 8),
         ];
-        let bucket = HashMap::from([
+        let bucket = BTreeMap::from([
             (7, bytes(0, 10, 1, &entries[..1])),
             (8, bytes(0, 20, 2, &entries)),
         ]);
@@ -545,7 +545,7 @@ mod tests {
     fn what_is_newer_and_not_whole_is_passed_over_and_said() {
         let entries = [fragment(0, 1), fragment(10, 2)];
         let objects = [object(&entries[0], 128), root(6, 5), root(5, 6), root(4, 7)];
-        let bucket = HashMap::from([
+        let bucket = BTreeMap::from([
             (5, b"no root at all".to_vec()),
             (6, bytes(0, 20, 2, &entries)),
             (7, bytes(0, 10, 1, &entries[..1])),
@@ -573,7 +573,7 @@ mod tests {
     fn groups_are_read_and_what_retention_took_of_them_may_be_gone() {
         let fragments = [fragment(0, 1), fragment(10, 2), fragment(20, 3)];
         let group = entry(EntryKind::Group, 0, 9);
-        let bucket = HashMap::from([
+        let bucket = BTreeMap::from([
             (9, encode_group(EntryKind::Group, &fragments[..2]).unwrap()),
             (7, bytes(10, 30, 2, &[group, fragments[2]])),
         ]);
@@ -584,7 +584,7 @@ mod tests {
         ];
         let choice = take(run(Search::new(stream(), objects.clone(), None), &bucket));
         assert_eq!((choice.fragments, choice.groups), (2, 1));
-        let without = HashMap::from([(7, bucket[&7].clone())]);
+        let without = BTreeMap::from([(7, bucket[&7].clone())]);
         assert_eq!(
             run(Search::new(stream(), objects, None), &without),
             Step::Refuse(vec![Rejected {
@@ -600,14 +600,14 @@ mod tests {
         let one = [fragment(0, 1)];
         for size in [0, 107, 108, 127] {
             let objects = [object(&one[0], size), root(1, 7)];
-            let bucket = HashMap::from([(7, bytes(0, 10, 1, &one))]);
+            let bucket = BTreeMap::from([(7, bytes(0, 10, 1, &one))]);
             assert!(matches!(
                 run(Search::new(stream(), objects, None), &bucket),
                 Step::Refuse(all) if matches!(all[0].defect, Defect::FragmentLength { .. })
             ));
         }
         let objects = [object(&one[0], 128), root(1, 7)];
-        let bucket = HashMap::from([(7, bytes(0, 10, 2, &one))]);
+        let bucket = BTreeMap::from([(7, bytes(0, 10, 2, &one))]);
         assert!(matches!(
             run(Search::new(stream(), objects, None), &bucket),
             Step::Refuse(all) if matches!(all[0].defect, Defect::Contradiction(_))
@@ -617,18 +617,18 @@ mod tests {
     #[test]
     fn without_a_root_there_is_nothing_to_take() {
         assert_eq!(
-            run(Search::new(stream(), [], None), &HashMap::new()),
+            run(Search::new(stream(), [], None), &BTreeMap::new()),
             Step::Refuse(Vec::new())
         );
         let other = Search::new(stream(), [root(1, 7)], Some((Epoch(1), Uid(8))));
-        assert_eq!(run(other, &HashMap::new()), Step::Refuse(Vec::new()));
-        let gone = run(Search::new(stream(), [root(1, 7)], None), &HashMap::new());
+        assert_eq!(run(other, &BTreeMap::new()), Step::Refuse(Vec::new()));
+        let gone = run(Search::new(stream(), [root(1, 7)], None), &BTreeMap::new());
         assert!(matches!(gone, Step::Refuse(all) if all[0].defect == Defect::Gone));
     }
 
     #[test]
     fn an_empty_tier_can_be_taken() {
-        let bucket = HashMap::from([(7, bytes(10, 10, 0, &[]))]);
+        let bucket = BTreeMap::from([(7, bytes(10, 10, 0, &[]))]);
         let choice = take(run(Search::new(stream(), [root(1, 7)], None), &bucket));
         assert_eq!(
             (choice.fragments, choice.manifest.next_offset),
