@@ -483,7 +483,7 @@ mod tests {
         loop {
             let uid = match search.next() {
                 Step::Read(ParsedKey::Root { uid, .. } | ParsedKey::Group { uid, .. }) => uid,
-                done => return done,
+                done @ (Step::Read(_) | Step::Take(_) | Step::Refuse(_)) => return done,
             };
             search.found(bucket.get(&uid.0).map(Vec::as_slice));
         }
@@ -492,7 +492,7 @@ mod tests {
     fn take(step: Step) -> Choice {
         match step {
             Step::Take(choice) => *choice,
-            other => panic!("{other:?}"),
+            other @ (Step::Read(_) | Step::Refuse(_)) => panic!("{other:?}"),
         }
     }
 
