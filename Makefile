@@ -14,7 +14,7 @@ export STREAM_S3_S3LOCAL := $(TARGET)/release/s3local
 export STREAM_S3_CLI := $(TARGET)/release/stream-s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build dist demo shell test test-deep broker-test broker-test-deep sim sim-twins ct-file soak fuzz bench-core bench-upload check fmt doc clean
+.PHONY: help setup build dist demo shell test test-deep broker-test broker-test-deep sim sim-twins ct-file soak fuzz bench-core bench-upload bench-path bench-streams check fmt doc clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,12 @@ bench-core: setup ## What the core costs, in Rust and through the library, besid
 
 bench-upload: build ## CPU and throughput of uploads, beside their limit, plain Erlang and boto3 (BENCH_ROUNDS=, BENCH_GIB=).
 	@.ci/bench-upload $(FLAVOUR)
+
+bench-path: build ## From a write to a durable manifest, at full rate and with the store away (BENCH_ROUNDS=, BENCH_GIB=, BENCH_OUTAGE_S=).
+	@.ci/bench-path $(FLAVOUR)
+
+bench-streams: build ## Many streams on one node: 2,000 idle ones and 100 busy ones (BENCH_IDLE=, BENCH_BUSY=, BENCH_SECONDS=).
+	@.ci/erl $(FLAVOUR) stream_s3_bench_streams main
 
 soak: build ## Kills a VM that uploads with kill -9, again and again, and looks for losses (ROUNDS=).
 	@.ci/erl $(FLAVOUR) stream_s3_soak main

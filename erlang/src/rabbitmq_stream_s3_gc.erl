@@ -166,6 +166,8 @@ ended(walk, not_leader, State) ->
     State;
 ended(walk, Result, State) ->
     ok = tell("all streams", Result),
+    %% That they wait for their time is remembered nowhere else than in the bucket: a node that was restarted finds them again here.
+    _ = [due_in(again_in(young), {stream, StreamId}) || StreamId <- too_young(Result)],
     remember(Result, State);
 ended({manual, _Mode, From}, Result, State) ->
     gen_server:reply(From, Result),
@@ -191,7 +193,13 @@ is_to_be_continued({error, _Reason, _Report}) ->
 is_to_be_continued({error, _Crashed}) ->
     true.
 
+too_young({ok, #{too_young := Streams}}) -> Streams;
+too_young({error, _Reason, #{too_young := Streams}}) -> Streams;
+too_young({error, _Crashed}) -> [].
+
 again_in({ok, #{kept := #{young := _}}}) ->
+    again_in(young);
+again_in(young) ->
     max(?AGAIN_MS, rabbitmq_stream_s3_config:get(gc_min_age_ms));
 again_in(_Failed) ->
     max(?AGAIN_MS, rabbitmq_stream_s3_config:get(upload_retry_delay_max_ms)).

@@ -30,7 +30,9 @@
     garbage := #{orphan | discarded_tier | stream_deleted => amount()},
     reclaimed := amount(),
     %% Objects whose deletion has failed.
-    failed := non_neg_integer()
+    failed := non_neg_integer(),
+    %% Deleted streams that have objects which are too young yet.
+    too_young := [stream_id()]
 }.
 %% What is known of one stream, and what it took to find out: groups never change.
 -record(view, {
@@ -58,7 +60,7 @@ run(#{streams := Streams} = Plan) ->
         discarded_tier_grace_ms => rabbitmq_stream_s3_config:get(discarded_tier_grace_ms)
     },
     Nothing = amount(0, 0),
-    Report = #{listed => Nothing, kept => #{}, garbage => #{}, reclaimed => Nothing, failed => 0},
+    Report = #{listed => Nothing, kept => #{}, garbage => #{}, reclaimed => Nothing, failed => 0, too_young => []},
     case rabbitmq_stream_s3_metadata:streams(timeout()) of
         {ok, Known} ->
             Blank = Streams =:= all andalso Known =:= [],
@@ -121,11 +123,19 @@ judge(StreamId, Objects, View0, Looks, #pass{plan = Plan} = Pass0) ->
     Now = erlang:system_time(millisecond),
     Verdicts = [{verdict(Object, View, Now, Pass0), Object} || Object <- Objects],
     Doomed = [Object || {{delete, _, When}, Object} <- Verdicts, maps:get(When, Plan) =:= delete],
-    Pass = Pass0#pass{stream = {StreamId, View}},
+    Pass = too_young(StreamId, View, Verdicts, Pass0#pass{stream = {StreamId, View}}),
     case Doomed =:= [] orelse facts(StreamId) =:= View#view.facts of
         true -> delete(Doomed, lists:foldl(fun tally/2, Pass, Verdicts));
         false -> judge(StreamId, Objects, View, Looks - 1, Pass)
     end.
+
+too_young(StreamId, #view{facts = deleted}, Verdicts, #pass{blank = false, report = #{too_young := Streams} = Report} = Pass) ->
+    case lists:any(fun({Verdict, _Object}) -> Verdict =:= {keep, young} end, Verdicts) of
+        true -> Pass#pass{report = Report#{too_young := lists:usort([StreamId | Streams])}};
+        false -> Pass
+    end;
+too_young(_StreamId, _View, _Verdicts, Pass) ->
+    Pass.
 
 tally({{keep, Reason}, _Object}, Pass) ->
     keep(Reason, Pass);

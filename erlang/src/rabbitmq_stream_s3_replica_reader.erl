@@ -98,8 +98,8 @@ resolve_anew(Reader) ->
 %% `remote' are half-open ranges of offsets; `behind' is how many offsets of the local log are not tiered, `lag_bytes' how
 %% many bytes these are and `lag_ms' how long the oldest of them has been in the log; `problems' is what fails now, with its
 %% cause and since when, and `stalled' is the oldest of that, or the pause; `progress' is how much of the local log is tiered, how fast that
-%% goes on, and how long it will take ({@link rabbitmq_stream_s3_progress:info/4}); `waits_for_transfers' whether as many fragments are in
-%% flight as may be, or the stream is paused; `counters' has its numbers under their metric
+%% goes on, and how long it will take ({@link rabbitmq_stream_s3_progress:info/4}); `cut_in_flight' how many fragments are cut
+%% and not yet in the manifest, `waits_for_transfers' whether these are as many as may be, or the stream is paused; `counters' has its numbers under their metric
 %% names. While running, what {@link rabbitmq_stream_s3_replica_reader_core:format_state/1} answers is part of it. Reads the
 %% ends of the local log, a header, and the sizes of its files.
 -spec status(gen_server:server_ref() | stream_id(), timeout()) -> {ok, map()} | {error, timeout | reader_down}.
@@ -404,6 +404,7 @@ running_status(#reader{phase = running, core = Core, drain = Drain, transfers = 
     maps:merge(CoreState, maps:merge(Local, #{
         progress => rabbitmq_stream_s3_progress:info(Local, Persisted, erlang:monotonic_time(millisecond), Reader#reader.progress),
         waits_for_transfers => Reader#reader.paused,
+        cut_in_flight => queue:len(Reader#reader.cut),
         last_persist_timestamp_ms => Reader#reader.last_persist,
         bytes_in_assembly => BytesInAssembly,
         bytes_in_transfer => BytesInTransfer,

@@ -47,6 +47,7 @@ all() ->
         a_deleted_stream_leaves_nothing_and_one_with_a_longer_id_everything,
         a_deletion_is_noticed_when_no_reader_is_there,
         objects_of_a_deleted_stream_go_when_they_are_old_enough,
+        what_is_too_young_is_remembered_by_the_bucket_when_a_node_is_restarted,
         a_stream_that_is_there_again_is_left_alone,
         a_walk_collects_what_earlier_deletions_have_left,
         nothing_goes_while_the_metadata_store_does_not_answer,
@@ -275,6 +276,26 @@ objects_of_a_deleted_stream_go_when_they_are_old_enough(Config) ->
     ok = eventually(false, fun() -> lists:member(Old, keys(Config)) end),
     ?assert(length(keys(Config)) > 3),
     eventually([], fun() -> keys(Config) end).
+
+what_is_too_young_is_remembered_by_the_bucket_when_a_node_is_restarted(Config) ->
+    ok = stream_s3_world:set(#{gc_min_age_ms => 3000}),
+    %% So that the metadata store knows one.
+    Other = stream_s3_osiris:config(<<(?config(stream, Config))/binary, "_other">>),
+    _ = stream_s3_osiris:start_stream(Other),
+    Writer = start_stream(Config),
+    ok = ?READER:await_offset(maps:get(name, Other), 0, ?TIMEOUT),
+    write(Writer, 0, 40),
+    ok = settle(Config, Writer),
+    ok = delete_stream(Config, Writer),
+    ok = kill(whereis(?GC)),
+    ok = eventually(true, fun() -> is_pid(whereis(?GC)) end),
+    ok = idle(),
+    ?assert(length(keys(Config)) > 3),
+    %% As the one that comes soon after each start.
+    ok = walk(),
+    ?assert(length(keys(Config)) > 3),
+    ok = eventually([], fun() -> keys(Config) end),
+    osiris:delete_cluster(Other).
 
 a_stream_that_is_there_again_is_left_alone(Config) ->
     Stream = ?config(stream, Config),

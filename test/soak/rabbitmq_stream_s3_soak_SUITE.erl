@@ -12,7 +12,7 @@ suite() -> [{timetrap, {seconds, 240}}].
 all() -> [a_vm_killed_at_any_step_over_s3_loses_nothing, a_vm_killed_over_a_folder_loses_nothing].
 
 a_vm_killed_at_any_step_over_s3_loses_nothing(Config) ->
-    ?assertEqual(7, length(run(s3, 7, Config))).
+    ?assertEqual(8, length(run(s3, 8, Config))).
 
 a_vm_killed_over_a_folder_loses_nothing(Config) ->
     ?assertEqual(3, length(run(fs, 3, Config))).

@@ -18,6 +18,8 @@
 %% How often in a row a VM must be seen stuck before it is.
 -define(LOOKS, 5).
 -define(LONGEST_ROUND_MS, 800).
+%% What retention is to leave of a tier.
+-define(KEPT_BYTES, 100000).
 -define(ENV, #{
     fragment_target_size => 20000,
     persist_threshold => 2,
@@ -40,7 +42,9 @@
     %% The root is stored, and is not the current one.
     | root_not_current
     %% The new root is current, the old one is about to be deleted.
-    | old_root_not_deleted.
+    | old_root_not_deleted
+    %% Retention has dropped fragments, which are about to be deleted.
+    | dropped_not_deleted.
 -type report() :: #{round := pos_integer(), point := point(), ended := pos_integer(), acknowledged := non_neg_integer()}.
 
 %% @doc As many rounds as the environment variable ROUNDS says, two in three of them on s3local. Prints a line for each; the last one is
@@ -117,7 +121,7 @@ round(Round, #{stream := Stream} = Vm, #{told := Told} = World) ->
     Read = stream_s3_soak_node:read_journal(Journal),
     ok = check_left(Point, Read, Again, World),
     ok = call(Again, stream_s3_soak_node, tier, []),
-    End = check_caught_up(Read, Again, World),
+    End = check_caught_up(Point, Read, Again, World),
     Report = #{round => Round, point => Point, ended => End, acknowledged => maps:get(acknowledged, Read)},
     put(?MODULE, get(?MODULE) + 1),
     _ = Told(Report),
@@ -140,7 +144,7 @@ journal(Stream, #{dir := Dir}) ->
     filename:join(Dir, <<Stream/binary, ".journal">>).
 
 point(Round, #{kind := s3}) ->
-    Points = [random, fragment_in_flight, root_in_flight, root_reply_lost, root_not_current, old_root_not_deleted, random],
+    Points = [random, fragment_in_flight, root_in_flight, root_reply_lost, root_not_current, old_root_not_deleted, dropped_not_deleted, random],
     lists:nth((Round - 1) rem length(Points) + 1, Points);
 point(Round, #{kind := fs}) ->
     Points = [random, root_not_current, random],
@@ -165,7 +169,13 @@ reach(root_not_current, #{stream := Stream} = Vm, _World) ->
 reach(old_root_not_deleted, _Vm, #{server := Server} = World) ->
     Before = deletes(Server),
     ok = stream_s3_store_faults:add(Server, [#{op => Op, do => stall} || Op <- [delete, multi_delete]]),
-    look(fun() -> deletes(maps:get(server, World)) > Before end, 1).
+    look(fun() -> deletes(maps:get(server, World)) > Before end, 1);
+reach(dropped_not_deleted, #{stream := Stream} = Vm, #{server := Server}) ->
+    look(fun() -> call(Vm, stream_s3_world, tiered_bytes, [Stream]) > 2 * ?KEPT_BYTES end, 1),
+    ok = stream_s3_store_faults:add(Server, [#{op => Op, do => stall} || Op <- [delete, multi_delete]]),
+    ok = call(Vm, stream_s3_world, set, [#{remote_max_bytes => ?KEPT_BYTES}]),
+    {Before, _} = call(Vm, rabbitmq_stream_s3, get_range, [Stream]),
+    look(fun() -> element(1, call(Vm, rabbitmq_stream_s3, get_range, [Stream])) > Before end, 1).
 
 deletes(Server) ->
     stream_s3_store_faults:count(Server, delete) + stream_s3_store_faults:count(Server, multi_delete).
@@ -225,35 +235,65 @@ kill(#{peer := Peer, pid := Pid}) ->
 
 %% As the killed VM left it: nothing has been tiered since.
 check_left(Point, #{acknowledged := Acknowledged}, #{stream := Stream} = Vm, #{bucket := Bucket} = World) ->
-    {Root, End, Remote} =
+    {Root, {First, End}, Remote} =
         case call(Vm, rabbitmq_stream_s3_metadata, get, [Stream]) of
             {ok, Pointer, _Revision} -> tiered(Pointer, Stream, World);
-            {error, not_found} -> {none, 0, <<>>}
+            {error, not_found} -> {none, {0, 0}, <<>>}
         end,
     Acknowledged =< End orelse error({acknowledged_and_not_there, Acknowledged, End}),
-    Local = local(Vm),
+    Local = behind(First, local(Vm)),
     %% Also tells that nothing was tiered that the log has lost since.
     byte_size(Remote) =< byte_size(Local) andalso Remote =:= binary:part(Local, 0, byte_size(Remote)) orelse
         error({not_the_beginning_of_the_log, byte_size(Remote), byte_size(Local)}),
-    Roots = [Key || Key <- stream_s3_bucket:keys(Bucket, Stream), filename:extension(Key) =:= <<".manifest">>],
-    check_point(Point, Root, Roots).
+    check_point(Point, Root, First, stream_s3_bucket:keys(Bucket, Stream)).
 
 %% The points that leave something to be seen.
-check_point(Point, Root, Roots) when Point =:= root_not_current; Point =:= old_root_not_deleted; Point =:= root_reply_lost ->
+check_point(Point, Root, _First, Keys) when Point =:= root_not_current; Point =:= old_root_not_deleted; Point =:= root_reply_lost ->
+    Roots = [Key || Key <- Keys, filename:extension(Key) =:= <<".manifest">>],
     lists:delete(Root, Roots) =/= [] orelse error({no_other_root, Point, Root, Roots}),
     ok;
-check_point(_Point, _Root, _Roots) ->
+check_point(dropped_not_deleted, _Root, First, Keys) ->
+    [Key || Key <- Keys, {fragment, _, Offset, _} <- [parsed(Key)], Offset < First] =/= [] orelse error({nothing_dropped, First}),
+    ok;
+check_point(_Point, _Root, _First, _Keys) ->
     ok.
 
-check_caught_up(#{confirmed := Confirmed}, #{stream := Stream, writer := Writer} = Vm, World) ->
+check_caught_up(Point, #{confirmed := Confirmed}, #{stream := Stream, writer := Writer} = Vm, World) ->
     End = call(Vm, stream_s3_osiris, next_offset, [Writer]),
     ok = call(Vm, stream_s3_world, settle, [Stream, End, ?TIMEOUT - 5000]),
     {Pointer, _Revision} = call(Vm, stream_s3_world, pointer, [Stream]),
-    {_Root, End, Remote} = tiered(Pointer, Stream, World),
-    local(Vm) =:= Remote orelse error({not_the_log, byte_size(Remote)}),
-    Records = lists:append([stream_s3_chunks:records(Chunk) || Chunk <- stream_s3_chunks:all(Remote)]),
+    {_Root, {First, End}, Remote} = tiered(Pointer, Stream, World),
+    Local = local(Vm),
+    behind(First, Local) =:= Remote orelse error({not_the_log, byte_size(Remote)}),
+    Records = lists:append([stream_s3_chunks:records(Chunk) || Chunk <- stream_s3_chunks:all(Local)]),
     ok = check_records(Records, Confirmed),
+    ok = check_garbage(Point, Pointer, Vm, World),
     End.
+
+%% The chunks from an offset on.
+behind(First, Bytes) ->
+    Before = lists:sum([Size || #{chunk_id := Id, size := Size} <- stream_s3_chunks:all(Bytes), Id < First]),
+    binary:part(Bytes, Before, byte_size(Bytes) - Before).
+
+%% What was dropped and not deleted is found once it is old enough, all of it and nothing else, and then it is gone.
+check_garbage(dropped_not_deleted, Pointer, #{stream := Stream} = Vm, #{dir := Dir, bucket := Bucket} = World) ->
+    {_, Fragments} = stream_s3_bucket:fragments(Bucket, Stream, Pointer),
+    Listed = [Key || #{key := Key} <- Fragments],
+    Unlisted = fun() -> [Key || Key <- stream_s3_bucket:keys(Bucket, Stream), element(1, parsed(Key)) =:= fragment] -- Listed end,
+    Garbage = Unlisted(),
+    LongAgo = calendar:system_time_to_local_time(erlang:system_time(second) - 2 * 3600, second),
+    [ok = file:change_time(filename:join([Dir, "objects", "bucket", Key]), LongAgo) || Key <- Garbage],
+    {ok, #{garbage := #{orphan := #{objects := Found}}}} = call(Vm, rabbitmq_stream_s3, gc, [dry_run]),
+    Found =:= length(Garbage) orelse error({garbage, Found, Garbage}),
+    {ok, #{reclaimed := #{objects := Found}}} = call(Vm, rabbitmq_stream_s3, gc, [delete]),
+    [] = Unlisted(),
+    _ = tiered(Pointer, Stream, World),
+    ok;
+check_garbage(_Point, _Pointer, _Vm, _World) ->
+    ok.
+
+parsed(Key) ->
+    rabbitmq_stream_s3_nif:parse_key(<<"rabbitmq">>, Key).
 
 %% Each round's records from the first one on, each once and in order, up to the last confirmed one at least.
 check_records(Records, Confirmed) ->
@@ -274,9 +314,9 @@ check_records(Records, Confirmed) ->
 tiered(Pointer, Stream, #{bucket := Bucket, store := Store}) ->
     ok = stream_s3_cli:verify(Store, Stream, Pointer),
     {Manifest, Fragments} = stream_s3_bucket:fragments(Bucket, Stream, Pointer),
-    #manifest{first_offset = 0, next_offset = End} = Manifest,
+    #manifest{first_offset = First, next_offset = End} = Manifest,
     Bytes = iolist_to_binary([stream_s3_bucket:chunk_bytes(Bucket, Fragment) || Fragment <- Fragments]),
-    {stream_s3_bucket:root_key(Bucket, Stream, Pointer), End, Bytes}.
+    {stream_s3_bucket:root_key(Bucket, Stream, Pointer), {First, End}, Bytes}.
 
 local(#{writer := Writer} = Vm) ->
     #{bytes := Bytes} = stream_s3_chunks:of_log(call(Vm, stream_s3_osiris, dir, [Writer])),
