@@ -14,6 +14,10 @@ die() { say "error: $*"; exit 1; }
 
 root_of() { printf '%s/roots/%s\n' "$CACHE" "$1"; }
 
+# Where the Python client of the stream protocol for a flavour is, once .ci/stream-client has put it there.
+RSTREAM_VERSION=1.1.1
+rstream_of() { printf '%s/rstream-%s-%s\n' "$CACHE" "$RSTREAM_VERSION" "$1"; }
+
 root_is_ready() {
     local stamp
     stamp="$(root_of "$1")/.recipe"

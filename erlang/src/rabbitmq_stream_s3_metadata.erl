@@ -11,7 +11,7 @@
 
 -include_lib("khepri/include/khepri.hrl").
 
--export([start/0, stop/0, store_id/0]).
+-export([start/0, stop/0, store_id/0, in_broker/0]).
 -export([anchor/3, get/1, get/2, put/3, put/4, delete/2, streams/1]).
 -export([discard/3, tier/2, leads/0]).
 -export_type([entry/0, revision/0, tier/0]).
@@ -61,7 +61,8 @@ store_id() ->
         false -> ?OWN_STORE
     end.
 
-%% Found out once: a broker that stops takes its applications out of the list before ours has ended.
+%% @doc Whether this runs as a plugin. Found out once: a broker that stops takes its applications out of the list before ours has ended.
+-spec in_broker() -> boolean().
 in_broker() ->
     persistent_term:get(?HOST_KEY, none) =:= broker.
 

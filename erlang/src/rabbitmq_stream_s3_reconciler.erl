@@ -1,4 +1,4 @@
-%% @doc Sees to it that each stream whose writer runs on this node has a reader. Released osiris tells nobody when a writer
+%% @doc Sees to it that each stream whose writer runs on this node has a reader, unless it is not to be tiered. Released osiris tells nobody when a writer
 %% starts, so this process looks: at start, every `reconciliation_interval_ms', soon after a writer has ended, and when asked.
 -module(rabbitmq_stream_s3_reconciler).
 -behaviour(gen_server).
@@ -59,6 +59,8 @@ handle_call(reconcile, _From, State) ->
     {reply, Result, Next}.
 
 %% @private
+handle_cast(look_soon, State) ->
+    {noreply, look_in(?SOON_MS, State)};
 handle_cast({ignore, Writer}, #state{ignored = Ignored} = State) ->
     {noreply, State#state{ignored = Ignored#{Writer => true}}};
 handle_cast({adopted, StreamId}, State) ->
@@ -89,8 +91,9 @@ handle_info(_Stale, State) ->
 
 look(State0) ->
     State1 = look_in(rabbitmq_stream_s3_config:get(reconciliation_interval_ms), State0),
-    case rabbitmq_stream_s3_task:call(fun rabbitmq_stream_s3_log:writers/0, ?LOOK_TIMEOUT_MS) of
-        {ok, Writers} -> {ok, attach(Writers, forget_dead(Writers, State1))};
+    Look = fun() -> {rabbitmq_stream_s3_log:writers(), rabbitmq_stream_s3_queue:tiered()} end,
+    case rabbitmq_stream_s3_task:call(Look, ?LOOK_TIMEOUT_MS) of
+        {ok, {Writers, Overrides}} -> {ok, attach(Writers, Overrides, forget_dead(Writers, State1))};
         {error, Reason} -> {{error, Reason}, State1}
     end.
 
@@ -102,10 +105,16 @@ forget_dead(Writers, #state{ignored = Ignored, refused = Refused} = State) ->
     {Ids, Pids} = lists:unzip(Writers),
     State#state{ignored = maps:with(Pids, Ignored), refused = maps:with(Ids, Refused)}.
 
-attach(Writers, State0) ->
-    case rabbitmq_stream_s3_config:get(tiered) of
-        all -> lists:foldl(fun attach_one/2, State0, Writers);
-        none -> State0
+attach(Writers, Overrides, State0) ->
+    Default = rabbitmq_stream_s3_config:get(tiered),
+    {Tiered, Others} = lists:partition(fun({StreamId, _}) -> maps:get(StreamId, Overrides, Default) =:= all end, Writers),
+    lists:foreach(fun detach/1, Others),
+    lists:foldl(fun attach_one/2, State0, Tiered).
+
+detach({StreamId, _Writer}) ->
+    case rabbitmq_stream_s3_registry:whereis(StreamId) of
+        undefined -> ok;
+        Reader -> rabbitmq_stream_s3_replica_reader:not_tiered(Reader)
     end.
 
 attach_one({StreamId, Writer}, #state{ignored = Ignored, refused = Refused} = State) ->

@@ -11,7 +11,7 @@
 -include("rabbitmq_stream_s3.hrl").
 -include("rabbitmq_stream_s3_replica_reader.hrl").
 
--export([start_link/1, await_offset/2, await_offset/3, force_cut/1, flush/2, flush_all/2, pause_changed/1, status/2]).
+-export([start_link/1, await_offset/2, await_offset/3, force_cut/1, not_tiered/1, flush/2, flush_all/2, pause_changed/1, status/2]).
 -export([resolve_anew/1]).
 -export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
@@ -57,6 +57,11 @@ force_cut(Server) ->
         ok -> ok;
         {error, _} -> {error, empty}
     end.
+
+%% @doc Ends a reader whose stream is not to be tiered any more. What is in the tier stays there.
+-spec not_tiered(pid()) -> ok.
+not_tiered(Reader) ->
+    gen_server:cast(Reader, not_tiered).
 
 %% @doc Cuts, uploads and persists all that is committed now, and waits for it, for at most so many milliseconds. `paused': the
 %% stream is paused, so nothing would happen. `unresolved': it is not known yet what is tiered. `timeout': it goes on all the
@@ -143,6 +148,7 @@ terminate(Reason, #reader{stream = StreamId} = Reader) ->
     _ = release(Reader),
     case Reason of
         {shutdown, stream_deleted} -> forget(StreamId);
+        {shutdown, not_tiered} -> forget(StreamId);
         %% The writer has ended. The next one may run elsewhere, and then what this node knows goes out of date.
         normal -> forget(StreamId);
         _ -> ok
@@ -218,6 +224,9 @@ handle_call(status, _From, Reader) ->
 %% @private
 handle_cast(resolve_anew, Reader) ->
     noreply(Reader#reader{verdict = {resolve, conflict}});
+handle_cast(not_tiered, #reader{stream = StreamId} = Reader) ->
+    ?LOG_NOTICE("stream ~ts is not to be tiered any more, its reader stops", [StreamId]),
+    {stop, {shutdown, not_tiered}, Reader};
 handle_cast(Message, Reader) ->
     listened(Message, Reader).
 
@@ -301,8 +310,10 @@ start_resolving(#reader{stream = StreamId, writer = Writer, resolutions = N, tas
     Reader#reader{resolutions = N + 1, tasks = ?TASKS:start(resolve, Work, Timeout, Tasks)}.
 
 resolved({ok, Resolved}, #reader{stream = StreamId} = Reader0) ->
-    #{context := Context, epoch := Epoch, root := Root, manifest := Manifest} = Resolved,
+    #{context := #{reference := Reference} = Context, epoch := Epoch, root := Root, manifest := Manifest} = Resolved,
     count(manifests_resolved, Reader0),
+    ok = rabbitmq_stream_s3_events:stream_of(Reference, StreamId),
+    [?LOG_WARNING("stream ~ts: ~ts", [StreamId, Text]) || Text <- rabbitmq_stream_s3_queue:complaints(Reference)],
     ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Manifest),
     Reader = Reader0#reader{context = Context, epoch = Epoch, root = Root, discarded = none},
     begin_at(where_to_begin(Resolved), Manifest, Reader);

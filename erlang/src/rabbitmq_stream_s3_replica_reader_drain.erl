@@ -15,8 +15,10 @@
 
 -record(state, {
     reader :: rabbitmq_stream_s3_log:reader(),
-    target :: pos_integer(),
-    assembly :: rabbitmq_stream_s3_fragment_assembly:state(),
+    %% osiris' name of the stream; what is said of it may change from fragment to fragment.
+    reference :: term(),
+    %% None while it would be empty.
+    assembly = none :: none | rabbitmq_stream_s3_fragment_assembly:state(),
     %% First offset of the assembly.
     start :: offset(),
     %% One more than the last offset of the assembly; equal to `start' while it is empty.
@@ -30,19 +32,22 @@
 
 %% @doc Starts at a chunk, or at the end of the log.
 -spec open(rabbitmq_stream_s3_log:context(), offset()) -> {ok, state()} | {error, term()}.
-open(Context, Offset) ->
+open(#{reference := Reference} = Context, Offset) ->
     case rabbitmq_stream_s3_log:open(Context, Offset) of
         {ok, Reader} ->
-            Target = rabbitmq_stream_s3_config:get(fragment_target_size),
-            Assembly = rabbitmq_stream_s3_fragment_assembly:new(Target, Offset),
-            {ok, #state{reader = Reader, target = Target, assembly = Assembly, start = Offset, next = Offset}};
+            {ok, #state{reader = Reader, reference = Reference, start = Offset, next = Offset}};
         {error, _} = Error ->
             Error
     end.
 
-restart(Offset, #state{target = Target} = State) ->
-    Assembly = rabbitmq_stream_s3_fragment_assembly:new(Target, Offset),
-    State#state{assembly = Assembly, start = Offset, next = Offset, since = none}.
+restart(Offset, State) ->
+    State#state{assembly = none, start = Offset, next = Offset, since = none}.
+
+%% A fragment has the size that is right when it gets its first chunk.
+assembly(#state{assembly = none, reference = Reference, start = Start}) ->
+    rabbitmq_stream_s3_fragment_assembly:new(rabbitmq_stream_s3_queue:setting(fragment_target_size, Reference), Start);
+assembly(#state{assembly = Assembly}) ->
+    Assembly.
 
 %% @doc One turn. `{cut, Meta, _}': a fragment has reached its size, and there may be more. `{more, _}': call again.
 %% `{end_of_log, _}': nothing committed is left. `gap': the log does not have the chunk that must come next.
@@ -61,8 +66,8 @@ turn(#state{rest = Rest} = State) ->
 
 add([], More, State) ->
     {More, State};
-add(Chunks, More, #state{assembly = Assembly0, since = Since} = State0) ->
-    try rabbitmq_stream_s3_fragment_assembly:add_chunks(Chunks, Assembly0) of
+add(Chunks, More, #state{since = Since} = State0) ->
+    try rabbitmq_stream_s3_fragment_assembly:add_chunks(Chunks, assembly(State0)) of
         {Assembly, Rest} ->
             State = State0#state{assembly = Assembly, rest = Rest, since = started(Since)},
             case rabbitmq_stream_s3_fragment_assembly:is_cut(Assembly) of

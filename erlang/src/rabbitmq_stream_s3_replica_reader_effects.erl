@@ -325,8 +325,8 @@ arm_retention_timer(Reader) ->
     Interval = rabbitmq_stream_s3_config:get(reconciliation_interval_ms),
     Reader#reader{retention_timer = erlang:start_timer(Interval, self(), retention)}.
 
-evaluate_remote(#reader{tasks = Tasks, dropped = Dropped} = Reader) ->
-    case rabbitmq_stream_s3_retention:limits() of
+evaluate_remote(#reader{tasks = Tasks, dropped = Dropped, context = #{reference := Reference}} = Reader) ->
+    case rabbitmq_stream_s3_queue:limits(Reference) of
         [_ | _] = Limits when Dropped =:= [] ->
             case ?TASKS:is_running(retention, Tasks) of
                 false -> start_retention(Limits, Reader);

@@ -136,8 +136,9 @@ keep(StreamId, Replica, #state{replicas = Replicas} = State) ->
 
 look(State0) ->
     State = look_in(rabbitmq_stream_s3_config:get(reconciliation_interval_ms), State0),
-    case rabbitmq_stream_s3_task:call(fun rabbitmq_stream_s3_log:replicas/0, ?LOOK_TIMEOUT_MS) of
-        {ok, Found} -> {ok, lists:foldl(fun found/2, State, wanted(Found))};
+    Look = fun() -> wanted(rabbitmq_stream_s3_log:replicas(), rabbitmq_stream_s3_queue:tiered()) end,
+    case rabbitmq_stream_s3_task:call(Look, ?LOOK_TIMEOUT_MS) of
+        {ok, Found} -> {ok, lists:foldl(fun found/2, State, Found)};
         {error, Reason} -> {{error, Reason}, State}
     end.
 
@@ -145,11 +146,14 @@ look_in(Delay, #state{timer = Timer} = State) ->
     _ = Timer =/= none andalso erlang:cancel_timer(Timer),
     State#state{timer = erlang:start_timer(Delay, self(), look)}.
 
-wanted(Found) ->
-    case rabbitmq_stream_s3_config:get(tiered) of
-        all -> [One || {StreamId, _} = One <- Found, rabbitmq_stream_s3_nif:valid_stream_id(StreamId)];
-        none -> []
-    end.
+wanted(Found, Overrides) ->
+    Default = rabbitmq_stream_s3_config:get(tiered),
+    [
+        One
+     || {StreamId, _} = One <- Found,
+        maps:get(StreamId, Overrides, Default) =:= all,
+        rabbitmq_stream_s3_nif:valid_stream_id(StreamId)
+    ].
 
 found({StreamId, Pid}, #state{replicas = Replicas} = State) ->
     Replica =

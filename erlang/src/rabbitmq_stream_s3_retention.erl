@@ -4,7 +4,7 @@
 
 -include("rabbitmq_stream_s3.hrl").
 
--export([limits/0, remote/4, objects/2, local/4, local_replica/3, settle/0]).
+-export([remote/4, objects/2, local/4, local_replica/3, settle/0]).
 -export_type([limit/0, decision/0]).
 
 %% Deletes nothing by itself, yet makes osiris call the function that it is given.
@@ -22,16 +22,6 @@
 -type decision() :: {unchanged | {#edit{}, [rabbitmq_stream_s3_manifest:object_ref()]}, complete | {incomplete, Reason :: term()}}.
 
 %% --- the remote tier -------------------------------------------------------------------------------------------------
-
-%% @doc The limits of the remote tier that are configured now.
--spec limits() -> [limit()].
-limits() ->
-    [
-        {Limit, Value}
-     || {Limit, Key} <- [{max_bytes, remote_max_bytes}, {max_age, remote_max_age_ms}],
-        Value <- [rabbitmq_stream_s3_config:get(Key)],
-        Value =/= unlimited
-    ].
 
 %% @doc What these limits drop of a persisted manifest, until the given moment (monotonic milliseconds). One request for each group
 %% that is consumed in part or as a whole.

@@ -6,7 +6,7 @@
 
 -export([new/1, start/1, start_all/1, stop/1, kill/1, is_running/1]).
 -export([call/4, call/5, cli/3, try_cli/3, metrics/2, log/1, pid/1]).
--export([node/1, port/2, dir/1, set_conf/2, set_plugins/2, set_plugin_dir/2, plugin_dir/0]).
+-export([node/1, port/2, dir/1, set_conf/2, set_plugins/2, set_plugin_dir/2, plugin_dir/0, set_enabled/2]).
 -export_type([broker/0, options/0]).
 
 -define(START_TIMEOUT_MS, 180000).
@@ -32,7 +32,9 @@
     %% Directories searched for plugins besides RabbitMQ's own; that of `make dist' unless said otherwise.
     plugin_dir => file:filename() | none,
     %% What the brokers of a cluster have in common.
-    cookie => string()
+    cookie => string(),
+    %% More variables of its environment.
+    env => [{string(), string()}]
 }.
 -opaque broker() :: #{
     node := node(),
@@ -41,7 +43,8 @@
     ports := #{atom() => inet:port_number()},
     plugins := [atom()],
     conf := iodata(),
-    plugin_dir := file:filename() | none
+    plugin_dir := file:filename() | none,
+    env := [{string(), string()}]
 }.
 
 %% @doc A broker that does not run yet: chooses its name and free ports, writes nothing.
@@ -55,7 +58,8 @@ new(#{dir := Dir} = Options) ->
         ports => free_ports([amqp, stream, prometheus, distribution]),
         plugins => maps:get(plugins, Options, [rabbitmq_stream, rabbitmq_stream_s3]),
         conf => maps:get(conf, Options, ""),
-        plugin_dir => maps:get(plugin_dir, Options, plugin_dir())
+        plugin_dir => maps:get(plugin_dir, Options, plugin_dir()),
+        env => maps:get(env, Options, [])
     }.
 
 %% All are held at once, so that no two are the same.
@@ -298,6 +302,14 @@ collect(Port, Acc) ->
         error({cli, no_end, iolist_to_binary(Acc)})
     end.
 
+%% @doc Enables and disables plugins of a running broker, so that these are enabled explicitly: what `rabbitmq-plugins' does, without
+%% starting a VM for it.
+-spec set_enabled([atom()], broker()) -> ok.
+set_enabled(Plugins, Broker) ->
+    ok = file:write_file(file(Broker, plugins), io_lib:format("~p.~n", [Plugins])),
+    {ok, _Started, _Stopped} = call(Broker, rabbit_plugins, ensure, [file(Broker, plugins)], ?START_TIMEOUT_MS),
+    ok.
+
 %% @doc What rabbitmq_prometheus answers to a path, `/metrics' or `/metrics/per-object'. Needs that plugin.
 -spec metrics(broker(), string()) -> binary().
 metrics(Broker, Path) ->
@@ -329,7 +341,7 @@ conf(#{ports := #{amqp := Amqp, stream := Stream, prometheus := Prometheus}, con
         Conf
     ].
 
-env(#{node := Node, dir := Dir, ports := #{distribution := Port}, plugin_dir := PluginDir} = Broker) ->
+env(#{node := Node, dir := Dir, ports := #{distribution := Port}, plugin_dir := PluginDir, env := Env} = Broker) ->
     Plugins = lists:join(":", [filename:join(home(), "plugins") | [PluginDir || PluginDir =/= none]]),
     [
         {"HOME", Dir},
@@ -346,6 +358,7 @@ env(#{node := Node, dir := Dir, ports := #{distribution := Port}, plugin_dir := 
         {"RABBITMQ_PID_FILE", file(Broker, pid)},
         %% The libraries of this VM are not for the broker.
         {"ERL_LIBS", false}
+        | Env
     ].
 
 home() ->

@@ -1,7 +1,7 @@
 %% @doc A store for brokers, and what brokers have put into it.
 -module(stream_s3_tier).
 
--export([start/1, stop/1, conf/2, stream_id/2, writer/2, records/3, flush/2, verify/3, keys/2, pointer/2, await/3]).
+-export([start/1, stop/1, secret/1, conf/2, stream_id/2, writer/2, records/3, chunks/3, flush/2, verify/3, keys/2, pointer/2, await/3]).
 -export_type([tier/0]).
 
 -define(BUCKET, "bucket").
@@ -14,7 +14,9 @@
 -spec start(file:filename()) -> tier().
 start(Dir) ->
     ok = filelib:ensure_path(Dir),
-    Server = stream_s3_s3local:start(#{dir => Dir}),
+    %% One that is found nowhere else, so that a test may look for it.
+    Secret = binary:encode_hex(rand:bytes(20)),
+    Server = stream_s3_s3local:start(#{dir => Dir, secret_key => Secret}),
     ok = stream_s3_s3local:create_bucket(Server, ?BUCKET),
     Settings = stream_s3_s3local:settings(Server),
     #{server => Server, settings => Settings#{store => s3, bucket => <<?BUCKET>>}}.
@@ -23,10 +25,21 @@ start(Dir) ->
 stop(#{server := Server}) ->
     stream_s3_s3local:stop(Server).
 
+%% @doc The secret that the brokers are given.
+-spec secret(tier()) -> binary().
+secret(#{settings := #{secret_key := Secret}}) -> Secret.
+
 %% @doc Lines of rabbitmq.conf that name the store, and others of the plugin.
 -spec conf(tier(), #{atom() => term()}) -> iodata().
 conf(#{settings := Settings}, More) ->
-    [io_lib:format("stream_s3.~ts = ~ts~n", [Key, Value]) || {Key, Value} <- maps:to_list(maps:merge(Settings, More))].
+    [["stream_s3.", name(Key), " = ", value(Value), $\n] || {Key, Value} <- maps:to_list(maps:merge(Settings, More))].
+
+name(gc_enabled) -> "gc.enabled";
+name(Key) -> atom_to_list(Key).
+
+value(Value) when is_integer(Value) -> integer_to_list(Value);
+value(Value) when is_atom(Value) -> atom_to_list(Value);
+value(Value) -> Value.
 
 %% @doc The name that osiris has for the stream behind a queue of the default virtual host.
 -spec stream_id(stream_s3_broker:broker(), binary()) -> binary().
@@ -76,10 +89,17 @@ await_until(What, Until, Fun) ->
 
 %% @doc The records of the stream's current tier in order, with whatever around them the protocol puts there.
 -spec records(tier(), stream_s3_broker:broker(), binary()) -> [binary()].
-records(#{settings := Settings}, Broker, StreamId) ->
+records(Tier, Broker, StreamId) ->
+    lists:append(fold(fun(Chunk, Acc) -> [stream_s3_chunks:records(Chunk) | Acc] end, Tier, Broker, StreamId)).
+
+%% @doc The chunks of the stream's current tier in order.
+-spec chunks(tier(), stream_s3_broker:broker(), binary()) -> [stream_s3_chunks:chunk()].
+chunks(Tier, Broker, StreamId) ->
+    fold(fun(Chunk, Acc) -> [Chunk | Acc] end, Tier, Broker, StreamId).
+
+fold(Add, #{settings := Settings}, Broker, StreamId) ->
     Bucket = stream_s3_bucket:open(Settings),
     {_Manifest, Fragments} = stream_s3_bucket:fragments(Bucket, StreamId, pointer(Broker, StreamId)),
-    Add = fun(Chunk, Acc) -> lists:reverse(stream_s3_chunks:records(Chunk), Acc) end,
     lists:reverse(lists:foldl(fun(Fragment, Acc) -> stream_s3_bucket:fold_chunks(Add, Acc, Bucket, Fragment) end, [], Fragments)).
 
 %% @doc Has the command `stream-s3' verify the stream's current tier.
