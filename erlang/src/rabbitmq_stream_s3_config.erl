@@ -80,19 +80,11 @@ hide_secret(Key) ->
         {undefined, _} -> ok;
         {{ok, {obfuscated, _}}, _} -> ok;
         %% Persistent, as RabbitMQ sets it: a plugin that is disabled is unloaded, and finds its settings again when it is enabled.
-        {{ok, _}, Secret} -> application:set_env(?APP, Key, {obfuscated, obfuscate(Secret)}, [{persistent, true}])
+        %% In a tuple of our own: RabbitMQ takes what is tagged `encrypted' for a secret of the configuration file, whenever a plugin
+        %% is enabled.
+        {{ok, _}, Secret} ->
+            application:set_env(?APP, Key, {obfuscated, credentials_obfuscation:encrypt(Secret)}, [{persistent, true}])
     end.
-
-%% Not with the tag `encrypted', which RabbitMQ takes for a secret of the configuration file whenever a plugin is enabled.
-obfuscate(Secret) ->
-    case credentials_obfuscation:encrypt(Secret) of
-        {encrypted, Hidden} -> Hidden;
-        %% Switched off by the operator.
-        Plain when is_binary(Plain) -> Plain
-    end.
-
-reveal(Hidden) ->
-    credentials_obfuscation:decrypt({encrypted, Hidden}).
 
 %% @doc All knobs, in the order in which a reader wants them: where to store, what, when, how fast, and the rest.
 -spec table() -> [row()].
@@ -242,8 +234,8 @@ is_of_type({integer, Min, Max}, Value) ->
     is_integer(Value) andalso Value >= Min andalso Value =< Max;
 is_of_type({integer, Min, Max, Word}, Value) ->
     Value =:= Word orelse is_of_type({integer, Min, Max}, Value);
-is_of_type(secret, {obfuscated, Value}) ->
-    is_binary(Value);
+is_of_type(secret, {obfuscated, _Ours}) ->
+    true;
 is_of_type(secret, [{password, Value}]) ->
     is_of_type(secret, Value);
 is_of_type(Type, Value) when Type =:= string; Type =:= secret ->
@@ -358,7 +350,7 @@ refuse(Format, Args) ->
 normal(secret, [{password, Value}]) ->
     normal(secret, Value);
 normal(secret, {obfuscated, Hidden}) ->
-    reveal(Hidden);
+    credentials_obfuscation:decrypt(Hidden);
 normal(Type, Value) when Type =:= string; Type =:= secret ->
     case text(Value) of
         {ok, Text} -> Text;

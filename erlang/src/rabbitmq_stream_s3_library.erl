@@ -72,4 +72,4 @@ libc() ->
     end.
 
 text(Format, Args) ->
-    unicode:characters_to_binary(io_lib:format(Format, Args)).
+    <<_/binary>> = unicode:characters_to_binary(io_lib:format(Format, Args)).
