@@ -537,6 +537,7 @@ governor_set_concurrency(_Governor, _Concurrency) -> ?NOT_LOADED.
 -spec governor_stop(governor(), pid(), ref()) -> ok.
 governor_stop(_Governor, _Pid, _Ref) -> ?NOT_LOADED.
 
-%% @doc The numbers under their metric names, without the prefix of the plugin.
+%% @doc The numbers under their metric names, without the prefix of the plugin, and `upload_permits_effective': how much may run at a time,
+%% which is less than the concurrency while the store asks to slow down.
 -spec governor_info(governor()) -> #{atom() => non_neg_integer()}.
 governor_info(_Governor) -> ?NOT_LOADED.

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::congestion::Congestion;
 use crate::token_bucket::{Taken, TokenBucket};
 use crate::units::MonotonicUs;
 
@@ -52,7 +53,7 @@ pub enum Cancelled {
 pub struct Admission<K> {
     bucket: Option<TokenBucket>,
     burst: u64,
-    permits: usize,
+    permits: Congestion,
     /// In the order of submission, by ticket.
     queue: BTreeMap<u64, (K, u64)>,
     tickets: BTreeMap<K, u64>,
@@ -70,7 +71,7 @@ impl<K: Ord + Clone> Admission<K> {
         Self {
             bucket: None,
             burst,
-            permits,
+            permits: Congestion::new(permits),
             queue: BTreeMap::new(),
             tickets: BTreeMap::new(),
             next_ticket: 0,
@@ -99,7 +100,7 @@ impl<K: Ord + Clone> Admission<K> {
     /// names. Logarithmic.
     pub fn next(&mut self, now: MonotonicUs) -> Next<K> {
         self.start_bucket(now);
-        if self.running.len() >= self.permits {
+        if self.running.len() >= self.permits.effective() {
             return Next::Idle;
         }
         let Some(oldest) = self.queue.first_entry() else {
@@ -160,7 +161,17 @@ impl<K: Ord + Clone> Admission<K> {
 
     /// Changes the number of permits. Fewer than are held: nothing is admitted until enough have ended.
     pub fn set_permits(&mut self, permits: usize) {
-        self.permits = permits;
+        self.permits.set_limit(permits);
+    }
+
+    /// The store has asked a transfer to slow down: fewer run at a time from now on. See [`Congestion::throttled`].
+    pub fn throttled(&mut self, now: MonotonicUs) {
+        self.permits.throttled(now);
+    }
+
+    /// A transfer has succeeded: more may run at a time again. See [`Congestion::succeeded`].
+    pub fn succeeded(&mut self, now: MonotonicUs) {
+        self.permits.succeeded(now);
     }
 
     /// Submissions that wait.
@@ -181,10 +192,16 @@ impl<K: Ord + Clone> Admission<K> {
         self.oversized
     }
 
-    /// Most submissions that run at a time.
+    /// Most submissions that run at a time, as set.
     #[must_use]
     pub fn permits(&self) -> usize {
-        self.permits
+        self.permits.limit()
+    }
+
+    /// The same, after what the store asked for.
+    #[must_use]
+    pub fn effective_permits(&self) -> usize {
+        self.permits.effective()
     }
 
     fn start_bucket(&mut self, now: MonotonicUs) {

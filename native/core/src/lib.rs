@@ -24,6 +24,7 @@ pub mod manifest;
 pub mod replica_reader;
 
 pub mod admission;
+pub mod congestion;
 pub mod token_bucket;
 
 pub mod decisions;

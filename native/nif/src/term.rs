@@ -27,7 +27,7 @@ pub(crate) use decision::{
 pub(crate) use failure::{Failed, Panicked, Reason, transfer_error};
 pub(crate) use manifest::{
     apply_edit_bytes, edit, entries_list, entries_term, fetched, format_error, group_kind, limits,
-    lookup, manifest, manifest_term, new_edit, object_key, retention, whole_manifest,
+    lookup, manifest, manifest_term, new_edit, object_key, retention, root, whole_manifest,
 };
 pub(crate) use metrics::store_metrics;
 pub(crate) use upkeep::{
@@ -69,7 +69,7 @@ pub(crate) mod atoms {
         // Governor
         external, rate, burst, concurrency, owner, unlimited, transfer_admitted, transfer_result, governor_run, governor_dropped,
         governor_stopped, governor_submissions_received, governor_tasks_in_flight, governor_pending_submissions,
-        governor_oversized_admissions, governor_dropped_dead_replyto, upload_permits_in_use, upload_buffer_bytes, bytes_sent,
+        governor_oversized_admissions, governor_dropped_dead_replyto, upload_permits_in_use, upload_permits_effective, upload_buffer_bytes, bytes_sent,
         // Metrics of the store
         requests, durations, bytes_received, infinity, multi_delete, kilo_group, mega_group, history, unknown,
         absent, present, failed, empty, use_cache, superseded, retry, inside_another, trimmed, same, different, unverifiable, task_retry_delay_ms, task_retry_delay_max_ms, upload_retry_delay_ms,
@@ -93,6 +93,13 @@ pub(crate) fn list<'a>(term: Term<'a>, what: &str) -> NifResult<ListIterator<'a>
     term.list_length()
         .and_then(|_| term.decode())
         .map_err(|_| misuse(format!("{what}: expected a list, got {term:?}")))
+}
+
+/// A proper list of binaries with UTF-8 in them.
+pub(crate) fn texts(term: Term, what: &str) -> NifResult<Vec<String>> {
+    list(term, what)?
+        .map(|text| need(text, what, "a list of binaries"))
+        .collect()
 }
 
 /// A non-negative integer below 2^64.

@@ -104,6 +104,9 @@ impl<K: Eq + Hash + Send + Sync + Clone + 'static> Governor<K> {
     ) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
         let metrics = Arc::new(Metrics::default());
+        metrics
+            .permits_effective
+            .store(limits.permits as u64, Ordering::Relaxed);
         let task = task::Task::new(
             executor.clone(),
             Arc::clone(&metrics),

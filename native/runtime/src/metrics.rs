@@ -16,6 +16,8 @@ pub struct Metrics {
     pub(crate) tasks_in_flight: AtomicU64,
     /// Work that waits for tokens or a permit.
     pub(crate) pending_submissions: AtomicU64,
+    /// Work that may run at a time.
+    pub(crate) permits_effective: AtomicU64,
     /// Admissions larger than the burst.
     pub(crate) oversized_admissions: AtomicU64,
     /// Work dropped because the process that wanted the answer had died.
@@ -40,6 +42,8 @@ pub struct Snapshot {
     pub governor_dropped_dead_replyto: u64,
     /// Gauge: permits held. Equals the work that runs.
     pub upload_permits_in_use: u64,
+    /// Gauge: permits that may be held: `upload_concurrency`, or less while the store asks to slow down.
+    pub upload_permits_effective: u64,
     /// Gauge, bytes: memory held for transfers (buffers in use, buffers kept for reuse, index records).
     pub upload_buffer_bytes: u64,
     /// Counter, bytes: objects uploaded, whole.
@@ -58,6 +62,7 @@ impl Metrics {
             governor_oversized_admissions: self.oversized_admissions.load(Ordering::Relaxed),
             governor_dropped_dead_replyto: self.dropped_dead_replyto.load(Ordering::Relaxed),
             upload_permits_in_use: running,
+            upload_permits_effective: self.permits_effective.load(Ordering::Relaxed),
             upload_buffer_bytes: self.buffers.bytes_held(),
             bytes_sent: self.bytes_sent.load(Ordering::Relaxed),
         }

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use stream_s3_core::admission::{Admission, Cancelled, Next, Rate};
+use stream_s3_core::congestion::WINDOW_US;
 use stream_s3_core::units::MonotonicUs;
 
 use crate::config;
@@ -13,6 +14,8 @@ enum Step {
     Finish(usize),
     Cancel(usize),
     Permits(usize),
+    Throttled,
+    Succeeded,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -21,7 +24,9 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0u64..2_000_000).prop_map(Step::Pass),
         3 => any::<usize>().prop_map(Step::Finish),
         1 => any::<usize>().prop_map(Step::Cancel),
-        1 => (1usize..5).prop_map(Step::Permits),
+        1 => (1usize..9).prop_map(Step::Permits),
+        2 => Just(Step::Throttled),
+        3 => Just(Step::Succeeded),
     ]
 }
 
@@ -35,6 +40,8 @@ struct World {
     queue: Vec<(u32, u64)>,
     running: Vec<u32>,
     next_key: u32,
+    /// When the store's wish was last followed.
+    halved: Option<u64>,
     /// When, and how many bytes.
     admitted: Vec<(u64, u64)>,
 }
@@ -50,6 +57,7 @@ impl World {
             queue: Vec::new(),
             running: Vec::new(),
             next_key: 0,
+            halved: None,
             admitted: Vec::new(),
         }
     }
@@ -79,8 +87,43 @@ impl World {
                 self.permits = permits;
                 self.admission.set_permits(permits);
             }
+            Step::Throttled => self.throttled(),
+            Step::Succeeded => self.succeeded(),
         }
+        let effective = self.admission.effective_permits();
+        assert!((1..=self.permits).contains(&effective));
+        assert_eq!(self.admission.permits(), self.permits);
         self.admit();
+    }
+
+    /// Half of what may run, but one goes on; and one burst is one halving.
+    fn throttled(&mut self) {
+        let before = self.admission.effective_permits();
+        self.admission.throttled(MonotonicUs(self.now));
+        let burst = self
+            .halved
+            .is_some_and(|halved| self.now - halved < WINDOW_US);
+        let expected = if burst { before } else { (before / 2).max(1) };
+        assert_eq!(self.admission.effective_permits(), expected);
+        if !burst {
+            self.halved = Some(self.now);
+        }
+    }
+
+    fn succeeded(&mut self) {
+        let before = self.admission.effective_permits();
+        self.admission.succeeded(MonotonicUs(self.now));
+        let after = self.admission.effective_permits();
+        assert!(after == before || after == before + 1);
+    }
+
+    /// Whatever the store took, transfers that succeed bring it back.
+    fn recover(&mut self) {
+        self.now += WINDOW_US;
+        for _ in 0..self.permits * self.permits {
+            self.succeeded();
+        }
+        assert_eq!(self.admission.effective_permits(), self.permits);
     }
 
     fn admit(&mut self) {
@@ -99,15 +142,17 @@ impl World {
                     assert_eq!(oversized, size > self.burst);
                     self.running.push(key);
                     self.admitted.push((self.now, size));
-                    assert!(self.running.len() <= self.permits);
+                    assert!(self.running.len() <= self.admission.effective_permits());
                 }
                 Next::WaitUntil(at) => {
                     assert!(at.0 > self.now);
-                    assert!(self.running.len() < self.permits && !self.queue.is_empty());
+                    let permits = self.admission.effective_permits();
+                    assert!(self.running.len() < permits && !self.queue.is_empty());
                     break;
                 }
                 Next::Idle => {
-                    assert!(self.running.len() >= self.permits || self.queue.is_empty());
+                    let permits = self.admission.effective_permits();
+                    assert!(self.running.len() >= permits || self.queue.is_empty());
                     break;
                 }
             }
@@ -155,7 +200,7 @@ proptest! {
     fn rates_hold_and_everybody_gets_through(
         rate in 1u64..500,
         burst in 0u64..200,
-        permits in 1usize..5,
+        permits in 1usize..9,
         steps in prop::collection::vec(step(), 1..60),
     ) {
         let mut world = World::new(rate, burst, permits);
@@ -164,5 +209,6 @@ proptest! {
         }
         world.drain();
         world.check_rate();
+        world.recover();
     }
 }

@@ -467,6 +467,10 @@ pub(crate) fn governor_info<'a>(env: Env<'a>, snapshot: &Snapshot) -> NifResult<
                 snapshot.upload_permits_in_use.encode(env),
             ),
             (
+                atoms::upload_permits_effective(),
+                snapshot.upload_permits_effective.encode(env),
+            ),
+            (
                 atoms::upload_buffer_bytes(),
                 snapshot.upload_buffer_bytes.encode(env),
             ),

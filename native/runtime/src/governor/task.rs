@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use stream_s3_core::admission::{Admission, Next, Rate};
-use stream_s3_core::error::TransferError;
+use stream_s3_core::error::{ErrorClass, TransferError};
 use stream_s3_core::units::{MonotonicUs, Uid};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -240,6 +240,12 @@ impl<K: Eq + Hash + Send + Sync + Clone + 'static> Task<K> {
     }
 
     fn settle(&mut self, ended: Ended) {
+        let now = self.now();
+        match ended.result.as_ref().map_err(TransferError::class) {
+            Ok(_) => self.admission.succeeded(now),
+            Err(ErrorClass::Throttled) => self.admission.throttled(now),
+            Err(ErrorClass::Transient | ErrorClass::Permanent) => {}
+        }
         self.end(ended.ticket, Event::Finished(ended.result));
     }
 
@@ -388,6 +394,9 @@ impl<K: Eq + Hash + Send + Sync + Clone + 'static> Task<K> {
         self.metrics
             .pending_submissions
             .store(self.admission.queued() as u64, Ordering::Relaxed);
+        self.metrics
+            .permits_effective
+            .store(self.admission.effective_permits() as u64, Ordering::Relaxed);
     }
 
     fn now(&self) -> MonotonicUs {
