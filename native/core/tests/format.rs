@@ -15,8 +15,8 @@ use stream_s3_core::fragment::{
 use stream_s3_core::history::{self, Existing, HistorySegment, judge_existing};
 use stream_s3_core::key::RunId;
 use stream_s3_core::manifest::{
-    ENTRY_SIZE, Entries, Entry, EntryKind, MANIFEST_HEADER_SIZE, Manifest, decode_entries,
-    decode_group, decode_root, encode_entries, encode_group, encode_root,
+    ENTRY_SIZE, Entries, Entry, EntryKind, Header, MANIFEST_HEADER_SIZE, Manifest, decode_entries,
+    decode_group, decode_root, encode_entries, encode_group, encode_root, encode_root_of,
 };
 use stream_s3_core::units::{Epoch, Offset, Revision, TimestampMs, Uid};
 use support::{altered, entry, manifest_of, tens};
@@ -308,6 +308,24 @@ fn an_empty_root_is_a_header() {
              ffffffffffffffff ffffffffffffffff 000000000000000000")
     );
     assert_eq!(decode_root(&bytes), Ok(Manifest::default()));
+}
+
+#[test]
+fn a_root_is_not_made_of_bytes_that_are_no_entries() {
+    let header = Header {
+        first_offset: Offset(0),
+        next_offset: Offset(10),
+        first_timestamp: TimestampMs(0),
+        first_last_timestamp: TimestampMs(0),
+        total_size: 0,
+    };
+    let mut entries = [0; 2 * ENTRY_SIZE];
+    assert!(encode_root_of(&header, &entries).is_ok());
+    let (at, found) = problem(encode_root_of(&header, &entries[1..]));
+    assert!(at == 67 && matches!(found, FormatProblem::Length { .. }));
+    entries[ENTRY_SIZE + 24] = 4;
+    let (at, found) = problem(encode_root_of(&header, &entries));
+    assert!(at == 34 + 24 && matches!(found, FormatProblem::UnknownValue { .. }));
 }
 
 #[test]

@@ -371,12 +371,10 @@ fn manifest_is_well_formed(manifest: Term) -> bool {
     term::manifest(manifest).is_ok_and(|read| read.is_ok_and(|manifest| manifest.is_well_formed()))
 }
 
-/// The bytes of a root. Linear in its entries.
+/// The bytes of a root. Linear in its entries, which are copied and not decoded.
 #[rustler::nif]
 fn manifest_encode_root<'a>(env: Env<'a>, manifest: Term<'a>) -> NifResult<Term<'a>> {
-    let bytes = manifest::encode_root(&term::whole_manifest(manifest)?)
-        .map_err(|error| term::misuse(error.to_string()))?;
-    Ok(term::binary(env, &bytes))
+    Ok(term::binary(env, &term::root(manifest)?))
 }
 
 /// Reads a root. Linear in its entries.

@@ -101,20 +101,14 @@ impl Store {
         &self.prefix
     }
 
-    /// Stores a manifest root under a new key, with its checksum; answers the uid in that key. One request.
+    /// Stores a manifest root, as [`manifest::encode_root`] made it, under a new key, with its checksum; answers the uid in that key.
+    /// One request.
     ///
     /// # Errors
-    /// As [`ObjectStore::put`]; `Invalid` where the manifest cannot be written down.
-    pub async fn put_root(
-        &self,
-        stream: &StreamId,
-        epoch: Epoch,
-        manifest: &Manifest,
-    ) -> Result<Uid> {
-        let bytes = manifest::encode_root(manifest)
-            .map_err(|error| refused(Op::Put, ErrorKind::Invalid, "the root", error))?;
+    /// As [`ObjectStore::put`].
+    pub async fn put_root(&self, stream: &StreamId, epoch: Epoch, root: Bytes) -> Result<Uid> {
         let uid = Uid(rand::random());
-        self.put(&key::root(&self.prefix, stream, epoch, uid), bytes.into())
+        self.put(&key::root(&self.prefix, stream, epoch, uid), root)
             .await?;
         Ok(uid)
     }

@@ -21,7 +21,9 @@ pub use group::{Group, decode_group, encode_group};
 pub use retention::{
     FetchFailed, Retention, RetentionContinuation, RetentionLimits, evaluate_remote_retention,
 };
-pub use root::{MANIFEST_HEADER_SIZE, MAX_TOTAL_SIZE, decode_root, encode_root};
+pub use root::{
+    Header, MANIFEST_HEADER_SIZE, MAX_TOTAL_SIZE, decode_root, encode_root, encode_root_of,
+};
 pub use search::{Lookup, LookupContinuation, SearchError, lookup_offset, lookup_timestamp};
 
 use crate::error::{FormatError, FormatProblem};

@@ -27,24 +27,23 @@ pub(super) const FIRST_TIMESTAMP_AT: u64 = 24;
 pub(super) const FIRST_LAST_TIMESTAMP_AT: u64 = 32;
 pub(super) const TOTAL_SIZE_AT: u64 = 40;
 
-/// The fields between magic and entries.
-pub(super) struct Header {
-    pub(super) first_offset: Offset,
-    pub(super) next_offset: Offset,
-    pub(super) first_timestamp: TimestampMs,
-    pub(super) first_last_timestamp: TimestampMs,
-    pub(super) total_size: u128,
+/// The fields between magic and entries; each is what [`Manifest`] has under that name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Oldest offset that is still tiered.
+    pub first_offset: Offset,
+    /// Offset after the newest tiered record.
+    pub next_offset: Offset,
+    /// Timestamp of the oldest fragment's first chunk.
+    pub first_timestamp: TimestampMs,
+    /// Timestamp of the oldest fragment's last chunk.
+    pub first_last_timestamp: TimestampMs,
+    /// Bytes of all tiered fragments, at most [`MAX_TOTAL_SIZE`].
+    pub total_size: u128,
 }
 
 /// The object that stores a manifest. Fails only where the total size does not fit its 70 bits. One pass; allocates the result.
 pub fn encode_root(manifest: &Manifest) -> Result<Vec<u8>, FormatError> {
-    if manifest.total_size > MAX_TOTAL_SIZE {
-        let problem = FormatProblem::TooLarge {
-            field: "total size",
-            value: manifest.total_size,
-        };
-        return Err(FormatError::new(WHAT, TOTAL_SIZE_AT, problem));
-    }
     let header = Header {
         first_offset: manifest.first_offset,
         next_offset: manifest.next_offset,
@@ -52,12 +51,20 @@ pub fn encode_root(manifest: &Manifest) -> Result<Vec<u8>, FormatError> {
         first_last_timestamp: manifest.first_last_timestamp,
         total_size: manifest.total_size,
     };
-    let mut out = Vec::with_capacity(MANIFEST_HEADER_SIZE + manifest.entries.len() * ENTRY_SIZE);
-    header.write(MAGIC, &mut out);
+    let mut out = header.begin_root(manifest.entries.len() * ENTRY_SIZE)?;
     manifest
         .entries
         .pieces()
         .for_each(|piece| encode_entries_into(&mut out, piece));
+    Ok(out)
+}
+
+/// The same of entries as they are stored, which are copied. Fails also where they are no array of entries of known kinds; what else
+/// they say is not looked at. The place of such an error counts from the beginning of `entries`.
+pub fn encode_root_of(header: &Header, entries: &[u8]) -> Result<Vec<u8>, FormatError> {
+    let mut out = header.begin_root(entries.len())?;
+    rows("entries", 0, entries)?;
+    out.extend_from_slice(entries);
     Ok(out)
 }
 
@@ -87,6 +94,20 @@ pub fn decode_root(bytes: &[u8]) -> Result<Manifest, FormatError> {
 }
 
 impl Header {
+    /// A root up to its entries, with room for them.
+    fn begin_root(&self, entries_len: usize) -> Result<Vec<u8>, FormatError> {
+        if self.total_size > MAX_TOTAL_SIZE {
+            let problem = FormatProblem::TooLarge {
+                field: "total size",
+                value: self.total_size,
+            };
+            return Err(FormatError::new(WHAT, TOTAL_SIZE_AT, problem));
+        }
+        let mut out = Vec::with_capacity(MANIFEST_HEADER_SIZE + entries_len);
+        self.write(MAGIC, &mut out);
+        Ok(out)
+    }
+
     pub(super) fn write(&self, magic: [u8; 4], out: &mut Vec<u8>) {
         out.extend_from_slice(&magic);
         out.extend_from_slice(&VERSION.to_be_bytes());

@@ -6,8 +6,8 @@ use stream_s3_core::fragment::decode_index;
 use stream_s3_core::history;
 use stream_s3_core::key::{self, ParsedKey, Prefix, RunId, StreamId};
 use stream_s3_core::manifest::{
-    Entry, EntryKind, Manifest, decode_entries, decode_group, decode_root, encode_entries,
-    encode_group, encode_root,
+    Entry, EntryKind, Header, MANIFEST_HEADER_SIZE, Manifest, decode_entries, decode_group,
+    decode_root, encode_entries, encode_group, encode_root, encode_root_of,
 };
 use stream_s3_core::units::{Epoch, Offset, Revision, TimestampMs, Uid};
 
@@ -120,6 +120,14 @@ proptest! {
     #[test]
     fn a_root_comes_back_as_it_was(manifest in manifest()) {
         let bytes = encode_root(&manifest).unwrap();
+        let header = Header {
+            first_offset: manifest.first_offset,
+            next_offset: manifest.next_offset,
+            first_timestamp: manifest.first_timestamp,
+            first_last_timestamp: manifest.first_last_timestamp,
+            total_size: manifest.total_size,
+        };
+        prop_assert_eq!(encode_root_of(&header, &bytes[MANIFEST_HEADER_SIZE..]), Ok(bytes.clone()));
         prop_assert_eq!(bytes.len(), 49 + 34 * manifest.entries.len());
         prop_assert_eq!(decode_root(&bytes), Ok(manifest));
     }

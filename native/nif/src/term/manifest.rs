@@ -7,8 +7,9 @@ use rustler::{Atom, Binary, Encoder, Env, NewBinary, NifResult, ResourceArc, Ter
 use stream_s3_core::error::FormatError;
 use stream_s3_core::key::{self, StreamId};
 use stream_s3_core::manifest::{
-    ENTRY_SIZE, Edit, Entries, Entry, EntryKind, FragmentRef, GroupRef, Lookup, Manifest,
-    ObjectRef, Retention, RetentionLimits, SearchError, decode_entries, new_total, splice_range,
+    ENTRY_SIZE, Edit, Entries, Entry, EntryKind, FragmentRef, GroupRef, Header, Lookup, Manifest,
+    ObjectRef, Retention, RetentionLimits, SearchError, decode_entries, encode_root_of, new_total,
+    splice_range,
 };
 use stream_s3_core::units::{Offset, Revision, TimestampMs};
 
@@ -60,6 +61,22 @@ pub(crate) fn manifest(term: Term) -> NifResult<Result<Manifest, FormatError>> {
 /// The same, where malformed entries are misuse.
 pub(crate) fn whole_manifest(term: Term) -> NifResult<Manifest> {
     manifest(term)?.map_err(|error| misuse(format!("#manifest.entries: {error}")))
+}
+
+/// The stored form of a `#manifest{}`: entries are checked for length and kinds, and copied.
+pub(crate) fn root(term: Term) -> NifResult<Vec<u8>> {
+    let parts = manifest_bytes(term)?;
+    let header = Header {
+        first_offset: parts.first_offset,
+        next_offset: parts.next_offset,
+        first_timestamp: parts.first_timestamp,
+        first_last_timestamp: parts.first_last_timestamp,
+        total_size: parts.total_size,
+    };
+    encode_root_of(&header, &parts.entries).map_err(|error| match error.what {
+        "entries" => misuse(format!("#manifest.entries: {error}")),
+        _ => misuse(error.to_string()),
+    })
 }
 
 /// An edit that changes nothing of a manifest.

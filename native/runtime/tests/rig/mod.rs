@@ -8,7 +8,7 @@ use std::time::Duration;
 use stream_s3_core::admission::Rate;
 use stream_s3_core::error::TransferError;
 use stream_s3_core::key::Prefix;
-use stream_s3_core::manifest::Manifest;
+use stream_s3_core::manifest::{Manifest, encode_root};
 use stream_s3_core::units::{Epoch, Uid};
 use stream_s3_runtime::{Event, Executor, Fragment, Governor, Limits, Store, reason};
 use stream_s3_s3local::{Action, Counts, Fault, Operation, Options, S3Local};
@@ -323,8 +323,10 @@ async fn request(
     match call {
         Call::Upload => unreachable!("is not a single request"),
         Call::Root => {
-            let manifest = Manifest::default();
-            let put = store.put_root(&fragment.stream, Epoch(1), &manifest).await;
+            let root = encode_root(&Manifest::default()).expect("a root");
+            let put = store
+                .put_root(&fragment.stream, Epoch(1), root.into())
+                .await;
             put.map(|Uid(_)| ())
         }
         Call::Get => store.get("object", Part::Whole).await.map(|read| {
