@@ -2,7 +2,8 @@
 //!
 //! Objects are plain files (see [`crate::tree`] for what a key may be). A PUT is on the disk when it returns. `If-Match` is
 //! serialised by a lock file, so it holds among processes that share the folder on one machine, and among machines as far as the
-//! file system's locks reach; create-only PUTs hold everywhere. Folders that a delete leaves empty are removed.
+//! file system's locks reach; create-only PUTs hold everywhere. Folders that a delete leaves empty are removed. Reading takes no more
+//! than permission to read.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,6 +31,9 @@ const WRITE_SIZE: usize = 512 * 1024;
 #[derive(Debug)]
 pub struct FsStore {
     tree: Arc<Tree>,
+    /// The folder has been seen, or made.
+    found: AtomicBool,
+    /// So has the one for unfinished files, which readers have no use for.
     prepared: AtomicBool,
     probes: probe::Name,
     meter: Meter,
@@ -51,6 +55,7 @@ impl FsStore {
         let tree = Tree::new(dir, dir.join(SCRATCH), true);
         Ok(Self {
             tree: Arc::new(tree),
+            found: AtomicBool::new(false),
             prepared: AtomicBool::new(false),
             probes: probe::Name::new(),
             meter: Meter::default(),
@@ -68,25 +73,35 @@ impl FsStore {
         self.tree.root()
     }
 
-    /// Runs `work` on a blocking thread, after the folder has been made ready once.
+    /// Runs `work` on a blocking thread, after the folder has been made ready once, as far as `op` needs it.
     async fn run<T: Send + 'static>(
         &self,
         op: Op,
         key: &str,
         work: impl FnOnce(&Tree) -> tree::Result<T> + Send + 'static,
     ) -> Result<T> {
-        let prepare = !self.prepared.load(Ordering::Acquire);
+        let writes = match op {
+            Op::Put | Op::Delete => true,
+            Op::Get | Op::List | Op::Probe | Op::Open => false,
+        };
+        let find = !self.found.load(Ordering::Acquire);
+        let prepare = writes && !self.prepared.load(Ordering::Acquire);
         let tree = Arc::clone(&self.tree);
         let done = blocking(op, move || {
-            if prepare {
+            if find {
                 make_root(tree.root())?;
+            }
+            if prepare {
                 tree.prepare()?;
             }
             work(&tree)
         })
         .await?;
         let value = done.map_err(|error| self.failed(op, key, error))?;
-        self.prepared.store(true, Ordering::Release);
+        self.found.store(true, Ordering::Release);
+        if writes {
+            self.prepared.store(true, Ordering::Release);
+        }
         Ok(value)
     }
 

@@ -5,8 +5,8 @@ mod support;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use stream_s3_s3local::{Action, Fault, Operation};
@@ -46,6 +46,38 @@ async fn issuer() -> (String, Arc<AtomicUsize>) {
             let len = body.len();
             let answer = format!(
                 "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {len}\r\n\r\n{body}"
+            );
+            stream.write_all(answer.as_bytes()).await.expect("sent");
+        }
+    });
+    (url, asked)
+}
+
+/// A stand-in for the service that takes a web identity and gives credentials for it, and what it was asked.
+async fn sts() -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&asked);
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut request = Vec::new();
+            // The token is the last of the form's fields that are looked at here.
+            while !String::from_utf8_lossy(&request).contains("WebIdentityToken=") {
+                assert!(stream.read_buf(&mut request).await.expect("a request") > 0);
+            }
+            seen.lock()
+                .expect("no panic")
+                .push(String::from_utf8_lossy(&request).into_owned());
+            let body = "<AssumeRoleWithWebIdentityResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\">\
+                        <AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>s3local</AccessKeyId>\
+                        <SecretAccessKey>s3local-secret</SecretAccessKey><SessionToken>t</SessionToken>\
+                        <Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult>\
+                        </AssumeRoleWithWebIdentityResponse>";
+            let len = body.len();
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nConnection: close\r\nContent-Length: {len}\r\n\r\n{body}"
             );
             stream.write_all(answer.as_bytes()).await.expect("sent");
         }
@@ -157,6 +189,43 @@ async fn credentials_are_looked_for_once_and_again_when_they_have_expired() {
     let env = [(CONTAINER, url.as_str())];
     run_child("expired", server.local.endpoint(), home.path(), &env).await;
     assert_eq!(asked.load(Ordering::SeqCst), 2);
+    assert_eq!(server.local.counters().of(Operation::Put).requests, 4);
+}
+
+/// The role of a pod: a token in a file, exchanged for credentials, and once more when those have expired.
+#[tokio::test]
+async fn a_web_identity_is_exchanged_for_credentials_and_again_when_they_have_expired() {
+    let server = Server::start().await;
+    let expired = Action::Status {
+        status: 400,
+        code: "ExpiredToken".to_owned(),
+    };
+    server
+        .local
+        .faults()
+        .add(Fault::new(Operation::Put, expired).after(2).times(1));
+    let (url, asked) = sts().await;
+    let home = TempDir::new().expect("a folder");
+    let token = home.path().join("token");
+    std::fs::write(&token, "the-identity").expect("written");
+    let env = [
+        ("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/tiering"),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", token.to_str().expect("text")),
+        ("AWS_ENDPOINT_URL_STS", url.as_str()),
+    ];
+    run_child("expired", server.local.endpoint(), home.path(), &env).await;
+    let asked = asked.lock().expect("no panic");
+    assert_eq!(asked.len(), 2, "{asked:?}");
+    for request in asked.iter() {
+        assert!(
+            request.contains("Action=AssumeRoleWithWebIdentity"),
+            "{request}"
+        );
+        assert!(
+            request.contains("WebIdentityToken=the-identity"),
+            "{request}"
+        );
+    }
     assert_eq!(server.local.counters().of(Operation::Put).requests, 4);
 }
 

@@ -22,6 +22,19 @@ async fn put_fails(store: &S3Store) -> StoreError {
         .expect_err("fails")
 }
 
+fn store_with(server: &Server, access_key_id: &str, secret_key: &str) -> S3Store {
+    let credentials = Credentials::Static {
+        access_key_id: access_key_id.to_owned(),
+        secret_key: secret_key.to_owned(),
+        session_token: None,
+    };
+    S3Store::open(S3Settings {
+        credentials,
+        ..server.settings()
+    })
+    .expect("a store")
+}
+
 fn status(status: u16, code: &str) -> Action {
     Action::Status {
         status,
@@ -32,16 +45,7 @@ fn status(status: u16, code: &str) -> Action {
 #[tokio::test]
 async fn a_wrong_secret_is_named_and_not_shown() {
     let server = Server::start().await;
-    let credentials = Credentials::Static {
-        access_key_id: "s3local".to_owned(),
-        secret_key: "not-the-secret".to_owned(),
-        session_token: None,
-    };
-    let store = S3Store::open(S3Settings {
-        credentials,
-        ..server.settings()
-    })
-    .expect("a store");
+    let store = store_with(&server, "s3local", "not-the-secret");
     let refused = store.probe("p").await.expect_err("refused");
     assert_eq!(
         (refused.kind, &refused.failure),
@@ -58,16 +62,7 @@ async fn a_wrong_secret_is_named_and_not_shown() {
 #[tokio::test]
 async fn a_refusal_is_seen_even_while_a_large_body_is_being_sent() {
     let server = Server::start().await;
-    let credentials = Credentials::Static {
-        access_key_id: "s3local".to_owned(),
-        secret_key: "not-the-secret".to_owned(),
-        session_token: None,
-    };
-    let store = S3Store::open(S3Settings {
-        credentials,
-        ..server.settings()
-    })
-    .expect("a store");
+    let store = store_with(&server, "s3local", "not-the-secret");
     let content = bytes(20 << 20);
     let refused = store
         .put("k", stream(&content, 1 << 18), PutOptions::default())
@@ -79,16 +74,7 @@ async fn a_refusal_is_seen_even_while_a_large_body_is_being_sent() {
 #[tokio::test]
 async fn an_unknown_access_key_is_named() {
     let server = Server::start().await;
-    let credentials = Credentials::Static {
-        access_key_id: "stranger".to_owned(),
-        secret_key: "s".to_owned(),
-        session_token: None,
-    };
-    let store = S3Store::open(S3Settings {
-        credentials,
-        ..server.settings()
-    })
-    .expect("a store");
+    let store = store_with(&server, "stranger", "s");
     let refused = store.probe("p").await.expect_err("refused");
     assert_eq!(refused.kind, ErrorKind::Invalid);
     assert!(refused.message.contains("access_key_id"), "{refused}");
