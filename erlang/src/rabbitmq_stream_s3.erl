@@ -1,7 +1,7 @@
 %% @doc The interface for people and other applications. Stream ids are osiris' names of streams, binaries.
 -module(rabbitmq_stream_s3).
 
--export([start/0, get_range/1, await_offset/2, force_cut/1, reconcile/0, set_transfer_rate/2, gc/1, adopt/1, adopt/2]).
+-export([start/0, get_range/1, await_offset/2, force_cut/1, reconcile/0, set_transfer_rate/2, reload_store/0, gc/1, adopt/1, adopt/2]).
 -export([status/0, status/1, print_status/0]).
 -export([pause/0, pause/1, resume/0, resume/1, flush/0, flush/1, flush/2]).
 -export_type([status/0]).
@@ -115,6 +115,12 @@ set_transfer_rate(Rate, Burst) ->
         {error, _} = Error ->
             Error
     end.
+
+%% @doc Puts changed settings of the store into use: credentials, endpoint, region, certificates, proxy, and what goes with objects.
+%% See {@link rabbitmq_stream_s3_store:reload/0}; the error names the setting.
+-spec reload_store() -> ok | {error, Text :: binary()}.
+reload_store() ->
+    rabbitmq_stream_s3_store:reload().
 
 %% @doc Looks for garbage in the bucket now, and deletes it, or only counts it: {@link rabbitmq_stream_s3_gc:run/1}.
 -spec gc(delete | dry_run) ->

@@ -8,13 +8,17 @@
 -include_lib("kernel/include/logger.hrl").
 -include("rabbitmq_stream_s3.hrl").
 
--export([open/0, close/0, handle/0, start_link/0, status/0, probe/0, metrics/0]).
+-export([open/0, close/0, handle/0, start_link/0, status/0, probe/0, reload/0, metrics/0]).
 -export([put_root/4, get_root/4, put_group/4, get_group/5, get/3, list/4, delete/2]).
 -export([root_key/3, fragment_key/3, group_key/4, key_prefix/1, parse_key/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 -export_type([error/0, status/0]).
 
 -define(HANDLE, {?MODULE, handle}).
+%% What the handle was opened with.
+-define(OPENED, {?MODULE, opened}).
+%% Where objects are. Another place would have other objects in it.
+-define(PLACE, [store, fs_dir, bucket, prefix]).
 -define(LOG_META, #{domain => [rabbitmq, stream_s3]}).
 
 -type stream_id() :: binary().
@@ -36,10 +40,18 @@
 %% @doc Opens the configured store. Reads credentials and certificates, sends nothing.
 -spec open() -> ok | {error, Text :: binary()}.
 open() ->
-    case rabbitmq_stream_s3_nif:store_open(rabbitmq_stream_s3_config:store_settings()) of
-        {ok, Store} -> persistent_term:put(?HANDLE, Store);
-        {error, {Key, Text}} -> {error, named(atom_to_binary(Key), Text)}
+    Settings = rabbitmq_stream_s3_config:store_settings(),
+    case rabbitmq_stream_s3_nif:store_open(Settings) of
+        {ok, Store} ->
+            ok = persistent_term:put(?OPENED, opened(Settings)),
+            persistent_term:put(?HANDLE, Store);
+        {error, {Key, Text}} ->
+            {error, named(atom_to_binary(Key), Text)}
     end.
+
+%% The place, and a digest of everything: there are secrets in it.
+opened(Settings) ->
+    {maps:with(?PLACE, Settings), erlang:md5(term_to_binary(Settings, [deterministic]))}.
 
 %% The sentence must name the setting, once.
 named(Key, Text) ->
@@ -52,6 +64,7 @@ named(Key, Text) ->
 -spec close() -> ok.
 close() ->
     _ = persistent_term:erase(?HANDLE),
+    _ = persistent_term:erase(?OPENED),
     ok.
 
 %% @doc The handle, as the functions of `rabbitmq_stream_s3_nif' take it. Raises `badarg' before {@link open/0}.
@@ -150,7 +163,9 @@ wait(Op, Timeout, Send) ->
     %% The probe under way, and the timer that gives it up.
     probe = none :: none | {reference(), reference()},
     %% Until the next probe.
-    timer :: reference() | undefined
+    timer :: reference() | undefined,
+    %% Why the settings in the environment are not those in use; said once.
+    refused = none :: binary() | none
 }).
 
 %% @doc Starts the process that probes.
@@ -162,6 +177,13 @@ start_link() ->
 -spec status() -> status().
 status() ->
     gen_server:call(?MODULE, status).
+
+%% @doc Opens the store anew with the settings in the application's environment, and probes it: corrected credentials need no restart.
+%% Requests under way go on with what they began with. Settings that cannot be used change nothing, and neither do those that name
+%% another place. Before each probe the same happens by itself if settings have changed; this call also reads `ca_file' again.
+-spec reload() -> ok | {error, Text :: binary()}.
+reload() ->
+    gen_server:call(?MODULE, reload, infinity).
 
 %% @doc What {@link rabbitmq_stream_s3_nif:store_metrics/0} answers, and whether the last probe could use the bucket (1) or not, or not
 %% yet (0).
@@ -187,7 +209,12 @@ init([]) ->
 
 %% @private
 handle_call(status, _From, #state{status = Status} = State) ->
-    {reply, Status, State}.
+    {reply, Status, State};
+handle_call(reload, _From, State) ->
+    case reopen() of
+        ok -> {reply, ok, start_probe(stop_probe(State#state{refused = none}))};
+        {error, _} = Error -> {reply, Error, State}
+    end.
 
 %% @private
 handle_cast(probe, State) ->
@@ -206,14 +233,64 @@ handle_info(probe, State) ->
 handle_info(_Stale, State) ->
     {noreply, State}.
 
-start_probe(#state{probe = none, timer = Timer} = State) ->
+start_probe(#state{probe = none} = State) ->
+    send_probe(reopen_if_changed(State));
+start_probe(State) ->
+    State.
+
+send_probe(#state{timer = Timer} = State) ->
     _ = Timer =/= undefined andalso erlang:cancel_timer(Timer),
     Ref = make_ref(),
     ok = rabbitmq_stream_s3_nif:store_probe(handle(), self(), Ref),
     Expiry = erlang:send_after(rabbitmq_stream_s3_config:get(persist_timeout_ms), self(), {probe_expired, Ref}),
-    State#state{probe = {Ref, Expiry}, timer = undefined};
-start_probe(State) ->
+    State#state{probe = {Ref, Expiry}, timer = undefined}.
+
+stop_probe(#state{probe = {Ref, Expiry}} = State) ->
+    _ = erlang:cancel_timer(Expiry),
+    ok = rabbitmq_stream_s3_nif:store_cancel([Ref]),
+    State#state{probe = none};
+stop_probe(#state{probe = none} = State) ->
     State.
+
+reopen_if_changed(#state{refused = Refused} = State) ->
+    case persistent_term:get(?OPENED) =:= opened(rabbitmq_stream_s3_config:store_settings()) of
+        true ->
+            State#state{refused = none};
+        false ->
+            case reopen() of
+                ok ->
+                    ?LOG_NOTICE("the settings of the object store have changed, and are in use now", [], ?LOG_META),
+                    State#state{refused = none};
+                {error, Refused} ->
+                    State;
+                {error, Text} ->
+                    ?LOG_WARNING("the settings of the object store have changed, and cannot be used: ~ts", [Text], ?LOG_META),
+                    State#state{refused = Text}
+            end
+    end.
+
+reopen() ->
+    {Place, _} = persistent_term:get(?OPENED),
+    Steps = [
+        fun rabbitmq_stream_s3_config:validate/0,
+        fun rabbitmq_stream_s3_config:hide_secrets/0,
+        fun() -> same_place(Place, rabbitmq_stream_s3_config:store_settings()) end,
+        fun open/0
+    ],
+    lists:foldl(
+        fun
+            (Step, ok) -> Step();
+            (_, {error, _} = Error) -> Error
+        end,
+        ok,
+        Steps
+    ).
+
+same_place(Place, Settings) ->
+    case [Key || Key <- ?PLACE, maps:find(Key, Place) =/= maps:find(Key, Settings)] of
+        [] -> ok;
+        [Key | _] -> {error, <<(atom_to_binary(Key))/binary, " cannot be changed while the application runs: restart it">>}
+    end.
 
 probed(Result, #state{status = Old} = State) ->
     New = new_status(Result, Old),
