@@ -69,7 +69,7 @@ bench-path: build ## From a write to a durable manifest, at full rate and with t
 	@.ci/bench-path $(FLAVOUR)
 
 bench-streams: build ## Many streams on one node: 2,000 idle ones and 100 busy ones (BENCH_IDLE=, BENCH_BUSY=, BENCH_SECONDS=).
-	@.ci/erl $(FLAVOUR) stream_s3_bench_streams main
+	@.ci/bench-streams $(FLAVOUR)
 
 soak: build ## Kills a VM that uploads with kill -9, again and again, and looks for losses (ROUNDS=).
 	@.ci/erl $(FLAVOUR) stream_s3_soak main
