@@ -44,7 +44,7 @@ force_cut(StreamId) ->
     rabbitmq_stream_s3_replica_reader:force_cut(StreamId).
 
 %% @doc Pauses all streams of this node, also those that are found later, until {@link resume/0} or the end of the application:
-%% nothing more is cut. What has been cut is still uploaded and persisted. Retention goes on.
+%% nothing more is cut. What has been cut is still uploaded and persisted. Retention goes on; the garbage collection does not walk.
 -spec pause() -> ok | {error, not_running}.
 pause() ->
     mark(fun rabbitmq_stream_s3_pause:pause/1, node, rabbitmq_stream_s3_registry:list()).

@@ -126,8 +126,8 @@ next(State) ->
 work(look) ->
     {rabbitmq_stream_s3_metadata:leads(), rabbitmq_stream_s3_metadata:streams(rabbitmq_stream_s3_config:get(retention_timeout_ms))};
 work(walk) ->
-    %% Where nothing is tiered nobody anchors a stream. One that is not in the metadata store may be about to be adopted.
-    case rabbitmq_stream_s3_config:get(tiered) =/= none andalso rabbitmq_stream_s3_metadata:leads() of
+    %% While an operator has paused the node, a stream that the metadata store does not have may be about to be adopted.
+    case rabbitmq_stream_s3_pause:node_since() =:= none andalso rabbitmq_stream_s3_metadata:leads() of
         true -> rabbitmq_stream_s3_gc_pass:run(#{streams => all, optional => optional(), always => delete});
         false -> not_leader
     end;

@@ -327,6 +327,11 @@ a_walk_collects_what_earlier_deletions_have_left(Config) ->
     ],
     ok = age(Config, Keys, 2 * ?HOUR_MS),
     ok = ?READER:await_offset(?config(stream, Config), 0, ?TIMEOUT),
+    %% While an operator has paused the node, streams may be about to be adopted.
+    ok = rabbitmq_stream_s3:pause(),
+    ok = walk(),
+    ok = rabbitmq_stream_s3:resume(),
+    ?assertEqual(1200, length(stream_s3_bucket:keys(?config(bucket, Config), Id))),
     ok = walk(),
     ?assertEqual([], stream_s3_bucket:keys(?config(bucket, Config), Id)),
     #{last := #{garbage := #{stream_deleted := #{objects := N, bytes := Bytes}}}} = ?GC:status(),
