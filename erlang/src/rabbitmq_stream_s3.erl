@@ -140,7 +140,7 @@ adopt(StreamId) ->
 adopt(StreamId, Options) when is_binary(StreamId), is_map(Options) ->
     rabbitmq_stream_s3_adopt:adopt(StreamId, Options).
 
-%% @doc The node as a whole: its store, its governor, its metadata store, what it deletes, and each stream that is tiered from
+%% @doc The node as a whole: its store, its governor, its metadata store, the segments it holds open, what it deletes, and each stream that is tiered from
 %% here. Asks each reader.
 -spec status() ->
     #{
@@ -148,6 +148,7 @@ adopt(StreamId, Options) when is_binary(StreamId), is_map(Options) ->
         replicas := map(),
         store := map(),
         governor := map(),
+        pins := rabbitmq_stream_s3_nif:pins_info(),
         metadata := map(),
         deletions := map(),
         garbage := map(),
@@ -161,6 +162,7 @@ status() ->
         replicas => rabbitmq_stream_s3_replicas:status(),
         store => rabbitmq_stream_s3_store:status(),
         governor => rabbitmq_stream_s3_governor:info(),
+        pins => rabbitmq_stream_s3_pins:info(),
         metadata => (rabbitmq_stream_s3_counters:get(metadata))#{store_id => rabbitmq_stream_s3_metadata:store_id()},
         deletions => maps:merge(rabbitmq_stream_s3_counters:get(objects), rabbitmq_stream_s3_reaper:status()),
         garbage => rabbitmq_stream_s3_gc:status(),

@@ -28,8 +28,15 @@ start(_Type, _Args) ->
 %% @private
 stop(_State) ->
     ok = rabbitmq_stream_s3_retention:settle(),
+    ok = clear_pins(),
     ok = rabbitmq_stream_s3_store:close(),
     rabbitmq_stream_s3_metadata:stop().
+
+clear_pins() ->
+    case rabbitmq_stream_s3_pins:clear() of
+        ok -> ok;
+        {error, Reason} -> ?LOG_ERROR("segments may still be held open: ~0tp", [Reason], #{domain => [rabbitmq, stream_s3]})
+    end.
 
 run([]) ->
     ok;

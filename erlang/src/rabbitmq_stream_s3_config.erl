@@ -177,7 +177,7 @@ rows() ->
         {max_in_flight_fragments, {integer, 1, 100000}, <<"fragments a stream">>, 8,
             <<"one stream cannot take every permit of the node for long">>},
         {pinned_segment_bytes, {integer, 0, ?MAX}, <<"bytes a node">>, 2147483648,
-            <<"disk that deleted segments may still hold until they are uploaded; not used yet, so no other value is taken">>},
+            <<"disk that deleted segments may still hold until they are uploaded; 0: what retention deletes first is lost for the tier">>},
         %% When something fails.
         {upload_retry_delay_ms, {integer, 1, ?MAX_MS}, <<"ms">>, 1000, <<"first delay after an error that needs an operator">>},
         {upload_retry_delay_max_ms, {integer, 1, ?MAX_MS}, <<"ms">>, 30000, <<"uploads resume within half a minute after the cause is mended">>},
@@ -294,8 +294,7 @@ contradictions() ->
         fun(Get) -> not_above(Get, upload_retry_delay_ms, upload_retry_delay_max_ms) end,
         fun(Get) -> not_above(Get, task_retry_delay_ms, task_retry_delay_max_ms) end,
         fun check_burst/1,
-        fun check_prefix/1,
-        fun(Get) -> unsupported(Get, pinned_segment_bytes, 2147483648) end
+        fun check_prefix/1
     ].
 
 needs(Get, Key, Value, Needed, What) ->
@@ -333,12 +332,6 @@ check_prefix(Get) ->
                 "prefix must be at most 512 characters of A-Z a-z 0-9 ! _ . * ' ( ) = - with single slashes in between, not ~ts",
                 [quoted(Prefix)]
             )
-    end.
-
-unsupported(Get, Key, Supported) ->
-    case Get(Key) of
-        Supported -> ok;
-        Value -> refuse("~ts = ~0tp is not supported by this version yet: it must be ~0tp, or not set", [Key, Value, Supported])
     end.
 
 refuse(Format, Args) ->

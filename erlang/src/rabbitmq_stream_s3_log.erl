@@ -7,13 +7,15 @@
 
 -export([replica_context/2]).
 -export([writers/0, replicas/0, context/2, epoch/1, range/1]).
--export([open/2, close/1, read/2, next_offset/1, identity/2]).
+-export([open/2, close/1, read/2, answered/2, behind_gap/2, next_offset/1, identity/2]).
 -export([committed_chunk_id/1, rest/2]).
 -export([index_files/1, replica_positions/1]).
 -export([listen/2, listened/1]).
 -export_type([context/0, range/0, reader/0, chunk/0]).
 
 -define(SEGMENT_HEADER_SIZE, 8).
+%% Chunks of a pinned segment that are asked for at once.
+-define(PINNED_BATCH, 128).
 %% Above every offset there can be.
 -define(BEYOND, 1 bsl 62).
 
@@ -42,15 +44,27 @@
     crc := non_neg_integer()
 }.
 
--record(reader, {
+%% The files that osiris has, read by osiris.
+-record(files, {
     log :: term(),
-    shared :: atomics:atomics_ref(),
     %% First offset of the segment that was read from last.
     segment :: offset(),
-    %% Offset of the next chunk that nobody was given.
-    next :: offset(),
     %% A header that has been read, but whose chunk is not committed yet.
-    held :: map() | none
+    held = none :: map() | none
+}).
+%% Segments that osiris has deleted, and that are held open: read by the native library, which answers later.
+-record(pinned, {
+    place :: rabbitmq_stream_s3_nif:pins_place(),
+    %% The answer that is to come.
+    asked = none :: none | reference(),
+    %% What has come, and nobody was given.
+    chunks = [] :: [chunk()]
+}).
+-record(reader, {
+    context :: context(),
+    source :: #files{} | #pinned{},
+    %% Offset of the next chunk that nobody was given.
+    next :: offset()
 }).
 -opaque reader() :: #reader{}.
 
@@ -161,15 +175,30 @@ bytes_behind(Dir, Offset, Position) ->
 segment_file(IndexFile) ->
     unicode:characters_to_binary([filename:rootname(IndexFile), ".segment"]).
 
-%% @doc Opens the log at a chunk, or at its end: the offset must be the id of a chunk, or one more than the last offset. To
-%% be closed by {@link close/1}.
+%% @doc Opens the log at a chunk, or at its end: the offset must be the id of a chunk, or one more than the last offset. Of a chunk that
+%% osiris does not have any more the pinned segments are asked, which turns out with the first read. To be closed by {@link close/1}.
 -spec open(context(), offset()) -> {ok, reader()} | {error, {offset_out_of_range, term()} | term()}.
-open(#{dir := Dir, shared := Shared} = Context, Offset) ->
+open(Context, Offset) ->
+    case open_files(Context, Offset) of
+        {ok, Files} ->
+            {ok, #reader{context = Context, source = Files, next = Offset}};
+        {error, {offset_out_of_range, {First, _Last}}} when Offset < First ->
+            {ok, behind(Context, Offset)};
+        {error, Deleted} when Deleted =:= segment_deleted; Deleted =:= missing_file ->
+            {ok, behind(Context, Offset)};
+        {error, _} = Error ->
+            Error
+    end.
+
+behind(Context, Offset) ->
+    #reader{context = Context, source = #pinned{place = Offset}, next = Offset}.
+
+open_files(#{dir := Dir} = Context, Offset) ->
     case try_open(Offset, Context) of
         {ok, Log} ->
             case segment_of(Dir, Offset) of
                 {ok, Segment} ->
-                    {ok, #reader{log = Log, shared = Shared, segment = Segment, next = Offset, held = none}};
+                    {ok, #files{log = Log, segment = Segment}};
                 {error, _} = Error ->
                     ok = osiris_log:close(Log),
                     Error
@@ -177,6 +206,12 @@ open(#{dir := Dir, shared := Shared} = Context, Offset) ->
         {error, _} = Error ->
             Error
     end.
+
+%% @doc Goes on at a chunk that osiris has not, after a chunk that is not the next one: from what is pinned.
+-spec behind_gap(offset(), reader()) -> reader().
+behind_gap(Offset, #reader{context = Context} = Reader) ->
+    ok = close(Reader),
+    behind(Context, Offset).
 
 try_open(Offset, Context) ->
     %% Otherwise the stream's metric of its readers would count us.
@@ -204,8 +239,10 @@ first_offset(IndexFile) ->
 
 %% @doc Closes the file of a reader.
 -spec close(reader()) -> ok.
-close(#reader{log = Log}) ->
-    osiris_log:close(Log).
+close(#reader{source = #files{log = Log}}) ->
+    osiris_log:close(Log);
+close(#reader{source = #pinned{}}) ->
+    ok.
 
 %% @doc Id of the chunk that will be read next.
 -spec next_offset(reader()) -> offset().
@@ -213,39 +250,46 @@ next_offset(#reader{next = Next}) ->
     Next.
 
 %% @doc The next committed chunks, at most so many. `more': there may be further ones. `end_of_log': none is committed
-%% beyond these. One or two reads of a file for each chunk, of 48 bytes or of what osiris reads ahead.
+%% beyond these. `wait': a message will come, for {@link answered/2}. One or two reads of a file for each chunk, of 48 bytes or of what
+%% osiris reads ahead.
 %%
-%% Chunk ids are not checked: osiris continues behind a gap when retention has deleted the next segment.
--spec read(reader(), pos_integer()) -> {[chunk()], more | end_of_log, reader()} | {error, term()}.
-read(Reader, Max) ->
-    read(Reader, Max, []).
+%% Chunk ids are not checked: osiris continues behind a gap when retention has deleted the next segment. {@link behind_gap/2} then
+%% looks for it among the pinned ones; `{gap, Offset}': it is not there either.
+-spec read(reader(), pos_integer()) -> {[chunk()], more | end_of_log | wait, reader()} | {error, {gap, offset()} | term()}.
+read(#reader{source = #files{}} = Reader, Max) ->
+    read(Reader, Max, []);
+read(#reader{source = #pinned{}} = Reader, _Max) ->
+    read_pinned(Reader).
 
 read(Reader, 0, Acc) ->
     {lists:reverse(Acc), more, Reader};
-read(#reader{held = none} = Reader, N, Acc) ->
-    case read_header(Reader) of
-        {ok, Header, Log} -> take(Header, Reader#reader{log = Log}, N, Acc);
-        {end_of_stream, Log} -> {lists:reverse(Acc), end_of_log, Reader#reader{log = Log}};
+read(#reader{source = #files{held = none} = Files} = Reader, N, Acc) ->
+    case read_header(Files) of
+        {ok, Header, Log} -> take(Header, Reader#reader{source = Files#files{log = Log}}, N, Acc);
+        {end_of_stream, Log} -> {lists:reverse(Acc), end_of_log, Reader#reader{source = Files#files{log = Log}}};
         {error, _} = Error when Acc =:= [] -> Error;
         %% What was read before is good; the error comes again with the next call.
         {error, _} -> {lists:reverse(Acc), more, Reader}
     end;
-read(#reader{held = Header} = Reader, N, Acc) ->
+read(#reader{source = #files{held = Header}} = Reader, N, Acc) ->
     take(Header, Reader, N, Acc).
 
 %% osiris lets a data reader see chunks that a majority does not have yet. A new leader may throw those away, so none is
 %% handed out; osiris cannot step back either, hence the held header.
-take(#{chunk_id := ChunkId} = Header, #reader{shared = Shared} = Reader0, N, Acc) ->
-    Committed = osiris_log_shared:committed_chunk_id(Shared),
-    case rabbitmq_stream_s3_nif:chunk_is_committed(ChunkId, Committed) of
+take(#{chunk_id := ChunkId} = Header, #reader{source = Files} = Reader0, N, Acc) ->
+    case is_committed(Header, Reader0) of
         true ->
             {Chunk, Reader} = chunk(Header, Reader0),
-            read(Reader#reader{held = none}, N - 1, [Chunk | Acc]);
+            read(Reader, N - 1, [Chunk | Acc]);
         false ->
-            {lists:reverse(Acc), end_of_log, Reader0#reader{held = Header, next = ChunkId}}
+            {lists:reverse(Acc), end_of_log, Reader0#reader{source = Files#files{held = Header}, next = ChunkId}}
     end.
 
-chunk(#{chunk_id := ChunkId, position := Position, num_records := NumRecords} = Header, #reader{segment = Segment0} = Reader) ->
+is_committed(#{chunk_id := ChunkId}, #reader{context = Context}) ->
+    rabbitmq_stream_s3_nif:chunk_is_committed(ChunkId, committed_chunk_id(Context)).
+
+chunk(#{chunk_id := ChunkId, position := Position, num_records := NumRecords} = Header, #reader{source = Files} = Reader) ->
+    #files{segment = Segment0} = Files,
     %% A segment is named after its first chunk, which follows the file's header.
     Segment =
         case Position of
@@ -253,9 +297,48 @@ chunk(#{chunk_id := ChunkId, position := Position, num_records := NumRecords} = 
             _ -> Segment0
         end,
     Kept = maps:with([chunk_id, timestamp, num_records, data_size, position, next_position, crc], Header),
-    {Kept#{segment_offset => Segment}, Reader#reader{segment = Segment, next = ChunkId + NumRecords}}.
+    Source = Files#files{segment = Segment, held = none},
+    {Kept#{segment_offset => Segment}, Reader#reader{source = Source, next = ChunkId + NumRecords}}.
 
-read_header(#reader{log = Log}) ->
+read_pinned(#reader{source = #pinned{chunks = [], asked = none} = Pinned, context = Context} = Reader) ->
+    Ref = rabbitmq_stream_s3_pins:headers(Context, Pinned#pinned.place, ?PINNED_BATCH),
+    {[], wait, Reader#reader{source = Pinned#pinned{asked = Ref}}};
+read_pinned(#reader{source = #pinned{chunks = []}} = Reader) ->
+    {[], wait, Reader};
+read_pinned(#reader{source = #pinned{chunks = Chunks} = Pinned, next = Next} = Reader) ->
+    %% Committed or not: retention does not care.
+    case lists:splitwith(fun(Chunk) -> is_committed(Chunk, Reader) end, Chunks) of
+        {[], _} ->
+            {[], end_of_log, Reader};
+        {Committed, Rest} ->
+            After = lists:foldl(fun(#{chunk_id := Id, num_records := N}, _) -> Id + N end, Next, Committed),
+            {Committed, more, Reader#reader{source = Pinned#pinned{chunks = Rest}, next = After}}
+    end.
+
+%% @doc Takes the message that a reader waits for: then it can be read on. `not_mine': it waits for another one, or for none.
+-spec answered(term(), reader()) -> {ok, reader()} | {error, {gap, offset()} | term()} | not_mine.
+answered({pins_result, Ref, Answer}, #reader{source = #pinned{asked = Ref} = Pinned} = Reader) ->
+    pinned_chunks(Answer, Pinned#pinned{asked = none}, Reader);
+answered(_Message, _Reader) ->
+    not_mine.
+
+pinned_chunks({ok, [_ | _] = Chunks, Place}, Pinned, Reader) ->
+    {ok, Reader#reader{source = Pinned#pinned{place = Place, chunks = Chunks}}};
+pinned_chunks({ok, [], _Place}, _Pinned, #reader{next = Next} = Reader) ->
+    next_segment(Next, Reader);
+pinned_chunks(not_pinned, _Pinned, #reader{next = Next}) ->
+    {error, {gap, Next}};
+pinned_chunks({error, Text}, _Pinned, _Reader) ->
+    {error, {unreadable_header, Text}}.
+
+%% Osiris' own files, as soon as they join on.
+next_segment(Next, #reader{context = Context} = Reader) ->
+    case open_files(Context, Next) of
+        {ok, Files} -> {ok, Reader#reader{source = Files}};
+        {error, _} -> {ok, Reader#reader{source = #pinned{place = Next}}}
+    end.
+
+read_header(#files{log = Log}) ->
     try
         osiris_log:read_header(Log)
     catch

@@ -34,11 +34,14 @@
 -export([put_root/6, get_root/6, put_group/6, get_group/7]).
 -export([governor_start/1, governor_submit/5, governor_finished/2, governor_cancel/2, governor_set_rate/3]).
 -export([governor_set_concurrency/2, governor_stop/3, governor_info/1]).
+-export([pins_enter/6, pins_persisted/2, pins_look/1, pins_leave/2, pins_sweep/0, pins_clear/2]).
+-export([pins_joining/4, pins_headers/5, pins_info/0]).
 
 -export_type([assembly/0, core/0, store/0, governor/0, chunk/0, meta/0, effect/0, reason/0, op/0, error_kind/0]).
 -export_type([local_log/0, start/0, chunk_identity/0]).
 -export_type([gc_stream/0, gc_verdict/0, parsed_key/0]).
 -export_type([adoption/0, adoptable/0]).
+-export_type([pins_info/0, pins_place/0]).
 -export_type([ref/0, uid/0, offset/0, stream_id/0, cont/0, lookup/0, part/0]).
 
 -on_load(on_load/0).
@@ -151,6 +154,18 @@
 -type op() :: open | put | get | delete | list | probe.
 -type error_kind() :: transient | conflict | not_found | corrupt | closed | invalid.
 -type lookup() :: {ok, #fragment_ref{}} | {fetch, #group_ref{}, cont()} | not_found.
+%% Pinned segments of this node. `unlinked_bytes' are the sizes of those that have been deleted, which is disk that they still take;
+%% `streams' has the same of each stream whose log has been entered. `unwatched' is how many logs the system does not watch, `problem' what
+%% went wrong last, unless it has gone well since.
+-type pins_info() :: #{
+    segments := non_neg_integer(),
+    unlinked_bytes := non_neg_integer(),
+    streams := #{stream_id() => Bytes :: non_neg_integer()},
+    unwatched := non_neg_integer(),
+    problem := none | binary()
+}.
+%% Where to read in a pinned segment: at a chunk, or where an answer ended.
+-type pins_place() :: offset() | {Segment :: offset(), Position :: non_neg_integer(), offset()}.
 %% End is exclusive.
 -type part() :: whole | {Start :: non_neg_integer(), End :: non_neg_integer()} | {last, pos_integer()}.
 
@@ -541,3 +556,45 @@ governor_stop(_Governor, _Pid, _Ref) -> ?NOT_LOADED.
 %% which is less than the concurrency while the store asks to slow down.
 -spec governor_info(governor()) -> #{atom() => non_neg_integer()}.
 governor_info(_Governor) -> ?NOT_LOADED.
+
+%%% Pinned segments. Whatever may block runs on threads of the library. With a Pid and a Ref, `{pins_result, Ref, Answer}' comes
+%% later, once.
+
+%% @doc Enters the log of a stream: its segments are held open from now on, until they are persisted, also those that appear later. What was pinned for
+%% another writer is let go. `Budget' holds for the node: bytes that deleted segments may take; 0 pins nothing. Answer: `ok | {error, Text}'.
+-spec pins_enter(stream_id(), Dir :: file:filename_all(), Writer :: pid(), Budget :: non_neg_integer(), pid(), ref()) -> ok.
+pins_enter(_StreamId, _Dir, _Writer, _Budget, _Pid, _Ref) -> ?NOT_LOADED.
+
+%% @doc Everything below an offset is persisted: segments that end there or before are let go.
+-spec pins_persisted(Dir :: file:filename_all(), offset()) -> ok.
+pins_persisted(_Dir, _Offset) -> ?NOT_LOADED.
+
+%% @doc Looks at a directory once more, in case the system does not watch it.
+-spec pins_look(Dir :: file:filename_all()) -> ok.
+pins_look(_Dir) -> ?NOT_LOADED.
+
+%% @doc Lets go of a log, unless it has another writer by now.
+-spec pins_leave(Dir :: file:filename_all(), Writer :: pid()) -> ok.
+pins_leave(_Dir, _Writer) -> ?NOT_LOADED.
+
+%% @doc Lets go of the logs whose writers have ended.
+-spec pins_sweep() -> ok.
+pins_sweep() -> ?NOT_LOADED.
+
+%% @doc Lets go of everything. Answer: `ok | {error, Text}'.
+-spec pins_clear(pid(), ref()) -> ok.
+pins_clear(_Pid, _Ref) -> ?NOT_LOADED.
+
+%% @doc From where on the pinned segments reach up to `First', where the local log begins, without a gap. Answer:
+%% `{ok, offset() | undefined} | {error, Text}'.
+-spec pins_joining(Dir :: file:filename_all(), First :: offset(), pid(), ref()) -> ok.
+pins_joining(_Dir, _First, _Pid, _Ref) -> ?NOT_LOADED.
+
+%% @doc Chunks of a pinned segment, at most `Max'. Answer: `{ok, [chunk()], pins_place()} | not_pinned | {error, Text}'; no chunk means
+%% that the segment ends there.
+-spec pins_headers(Dir :: file:filename_all(), pins_place(), Max :: 1..1000, pid(), ref()) -> ok.
+pins_headers(_Dir, _Place, _Max, _Pid, _Ref) -> ?NOT_LOADED.
+
+%% @doc The numbers at this moment; for metrics, this one call is enough. Takes microseconds, and some nanoseconds a pin.
+-spec pins_info() -> pins_info().
+pins_info() -> ?NOT_LOADED.

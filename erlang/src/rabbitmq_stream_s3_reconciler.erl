@@ -91,6 +91,8 @@ handle_info(_Stale, State) ->
 
 look(State0) ->
     State1 = look_in(rabbitmq_stream_s3_config:get(reconciliation_interval_ms), State0),
+    %% A reader that was killed together with its writer has let go of nothing.
+    ok = rabbitmq_stream_s3_pins:sweep(),
     Look = fun() -> {rabbitmq_stream_s3_log:writers(), rabbitmq_stream_s3_queue:tiered()} end,
     case rabbitmq_stream_s3_task:call(Look, ?LOOK_TIMEOUT_MS) of
         {ok, {Writers, Overrides}} -> {ok, attach(Writers, Overrides, forget_dead(Writers, State1))};

@@ -144,17 +144,18 @@ handle_continue(resolve, Reader) ->
     {noreply, resolve(Reader)}.
 
 %% @private
-terminate(Reason, #reader{stream = StreamId} = Reader) ->
+terminate(Reason, Reader) ->
     _ = release(Reader),
     case Reason of
-        {shutdown, stream_deleted} -> forget(StreamId);
-        {shutdown, not_tiered} -> forget(StreamId);
+        {shutdown, stream_deleted} -> forget(Reader);
+        {shutdown, not_tiered} -> forget(Reader);
         %% The writer has ended. The next one may run elsewhere, and then what this node knows goes out of date.
-        normal -> forget(StreamId);
+        normal -> forget(Reader);
         _ -> ok
     end.
 
-forget(StreamId) ->
+forget(#reader{stream = StreamId, context = Context, writer = Writer}) ->
+    _ = Context =/= none andalso rabbitmq_stream_s3_pins:leave(Context, Writer),
     ok = rabbitmq_stream_s3_manifest_cache:forget(StreamId),
     rabbitmq_stream_s3_counters:forget(StreamId).
 
@@ -175,6 +176,8 @@ release(Reader0) ->
         drain = none,
         draining = false,
         paused = false,
+        gap = none,
+        cut_early = false,
         cut = queue:new(),
         age_timer = none,
         persist_timer = none,
@@ -263,6 +266,10 @@ other({'EXIT', _Pid, Reason}, Reader) ->
     {stop, Reason, Reader};
 other({timeout, _CancelledTooLate, _}, Reader) ->
     {noreply, Reader};
+other({pins_result, _Ref, _Answer} = Message, #reader{phase = running} = Reader) ->
+    noreply(?EFFECTS:pinned(Message, Reader));
+other({pins_result, _Ref, _OfADrainGivenUp}, Reader) ->
+    {noreply, Reader};
 other(Message, Reader) ->
     listened(Message, Reader).
 
@@ -273,6 +280,11 @@ listened(Message, #reader{phase = Phase} = Reader) ->
         false -> {noreply, Reader}
     end.
 
+noreply(#reader{verdict = continue, phase = running, gap = {gap, _, _}} = Reader) ->
+    case ?EFFECTS:settle(Reader) of
+        #reader{verdict = continue} = Next -> {noreply, Next};
+        Next -> noreply(Next)
+    end;
 noreply(#reader{verdict = continue, phase = running, flush = To} = Reader) when To =/= none ->
     case ?EFFECTS:flush(Reader) of
         #reader{verdict = continue} = Next -> {noreply, Next};
@@ -338,12 +350,14 @@ begin_at({fresh, At}, Manifest, Reader) ->
     run(At, Manifest, resume, Reader);
 begin_at({resume, At}, Manifest, Reader) ->
     run(At, Manifest, resume, Reader);
+%% The old tier stays published until the new one has a fragment. So a log that loses segments faster than they are uploaded never
+%% makes an empty tier of it.
+begin_at({local_ahead, Discarded, At}, Manifest, #reader{announced = Discarded} = Reader) ->
+    run(At, Manifest, {reset, At, with_first_fragment}, Reader#reader{cut_early = true});
 begin_at({local_ahead, Discarded, At}, Manifest, Reader) ->
     count(local_log_ahead_recoveries, Reader),
     log_reset("retention has deleted what was not tiered yet", Discarded, At, Reader),
-    %% The old tier stays published until the new one has a fragment. So a log that loses segments faster than they are
-    %% uploaded never makes an empty tier of it.
-    run(At, Manifest, {reset, At, with_first_fragment}, Reader);
+    run(At, Manifest, {reset, At, with_first_fragment}, Reader#reader{announced = Discarded});
 begin_at({remote_ahead, Discarded, At}, Manifest, Reader) ->
     count(remote_tier_ahead_recoveries, Reader),
     log_reset("it is not of the local log's timeline", Discarded, At, Reader),
@@ -360,6 +374,7 @@ log_reset(Why, {First, Next}, At, #reader{stream = StreamId}) ->
 run(At, Manifest, How, #reader{context = Context, problems = Problems, waiters = Waiters} = Reader) ->
     case ?DRAIN:open(Context, At) of
         {ok, Drain} ->
+            ok = rabbitmq_stream_s3_pins:persisted(Context, At),
             self() ! drain,
             Running = ?EFFECTS:start(Manifest, How, Reader#reader{
                 phase = running,
@@ -404,7 +419,9 @@ status_map(#reader{stream = StreamId, phase = Phase, writer = Writer, epoch = Ep
         epoch => Epoch,
         remote => rabbitmq_stream_s3_manifest_cache:range(StreamId),
         problems => All,
-        counters => rabbitmq_stream_s3_counters:get({stream, StreamId})
+        counters => (rabbitmq_stream_s3_counters:get({stream, StreamId}))#{
+            pinned_segment_bytes => rabbitmq_stream_s3_pins:stream_bytes(StreamId)
+        }
     }).
 
 running_status(#reader{phase = running, core = Core, drain = Drain, transfers = Transfers, context = Context} = Reader) ->

@@ -26,6 +26,8 @@
     %% to be discarded: it leads to objects that are to stay for a while, so it stays as well.
     root = none :: none | rabbitmq_stream_s3_metadata:entry(),
     discarded = none :: none | integer(),
+    %% The range of a tier that has been said to be discarded, until that is true: a new beginning may fail before anything is persisted.
+    announced = none :: none | {non_neg_integer(), non_neg_integer()},
 
     %% While running.
     core = none :: none | rabbitmq_stream_s3_replica_reader_core:state(),
@@ -34,6 +36,11 @@
     %% stream is paused.
     draining = false :: boolean(),
     paused = false :: boolean(),
+    %% What has been lost behind all that is on its way, and where the log began when that was found out: when everything before is persisted
+    %% the reader resolves anew.
+    gap = none :: none | {gap, At :: non_neg_integer(), LogFirst :: non_neg_integer()},
+    %% Whether the next fragment is cut with the first chunks that come.
+    cut_early = false :: boolean(),
     %% End offsets of fragments that have been cut and are not in the core's manifest yet, oldest first.
     cut = queue:new() :: queue:queue(non_neg_integer()),
     %% Everything below this offset is to be cut and persisted without waiting for more.

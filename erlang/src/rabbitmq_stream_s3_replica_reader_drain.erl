@@ -4,7 +4,7 @@
 %% belongs to the process that opened it, because the log's file does.
 -module(rabbitmq_stream_s3_replica_reader_drain).
 
--export([open/2, turn/1, cut/1, close/1, next_offset/1, since/1, info/1]).
+-export([open/2, turn/1, answered/2, cut/1, close/1, next_offset/1, since/1, info/1]).
 -export_type([state/0]).
 
 %% Headers read in one turn: a fraction of a millisecond when they are in the page cache.
@@ -50,12 +50,14 @@ assembly(#state{assembly = Assembly}) ->
     Assembly.
 
 %% @doc One turn. `{cut, Meta, _}': a fragment has reached its size, and there may be more. `{more, _}': call again.
-%% `{end_of_log, _}': nothing committed is left. `gap': the log does not have the chunk that must come next.
+%% `{end_of_log, _}': nothing committed is left. `{wait, _}': a message will come, for {@link answered/2}. `gap': the log does not have the
+%% chunk that must come next, and neither do the pinned segments.
 -spec turn(state()) ->
     {cut, meta(), state()}
     | {more, state()}
     | {end_of_log, state()}
-    | {error, {gap, Expected :: offset(), Got :: offset()} | term(), state()}.
+    | {wait, state()}
+    | {error, {gap, offset()} | term(), state()}.
 turn(#state{rest = [], reader = Reader0} = State) ->
     case rabbitmq_stream_s3_log:read(Reader0, ?BATCH) of
         {Chunks, More, Reader} -> add(Chunks, More, State#state{reader = Reader});
@@ -64,9 +66,18 @@ turn(#state{rest = [], reader = Reader0} = State) ->
 turn(#state{rest = Rest} = State) ->
     add(Rest, more, State#state{rest = []}).
 
+%% @doc Takes a message, perhaps the one that the drain waits for: then there is something to do. `not_mine': it is not.
+-spec answered(term(), state()) -> {more, state()} | {error, {gap, offset()} | term(), state()} | not_mine.
+answered(Message, #state{reader = Reader0} = State) ->
+    case rabbitmq_stream_s3_log:answered(Message, Reader0) of
+        {ok, Reader} -> {more, State#state{reader = Reader}};
+        {error, Reason} -> {error, Reason, State};
+        not_mine -> not_mine
+    end.
+
 add([], More, State) ->
     {More, State};
-add(Chunks, More, #state{since = Since} = State0) ->
+add(Chunks, More, #state{since = Since, reader = Reader} = State0) ->
     try rabbitmq_stream_s3_fragment_assembly:add_chunks(Chunks, assembly(State0)) of
         {Assembly, Rest} ->
             State = State0#state{assembly = Assembly, rest = Rest, since = started(Since)},
@@ -75,7 +86,10 @@ add(Chunks, More, #state{since = Since} = State0) ->
                 false -> {More, State#state{next = end_of(lists:last(Chunks))}}
             end
     catch
-        error:{gap, Expected, Got} -> {error, {gap, Expected, Got}, State0}
+        error:{gap, Expected, Got} ->
+            %% osiris has jumped over segments that are deleted. What it read before is good, and what is missing may be pinned.
+            Before = lists:takewhile(fun(#{chunk_id := Id}) -> Id =/= Got end, Chunks),
+            add(Before, more, State0#state{reader = rabbitmq_stream_s3_log:behind_gap(Expected, Reader)})
     end.
 
 started(none) -> erlang:monotonic_time(millisecond);

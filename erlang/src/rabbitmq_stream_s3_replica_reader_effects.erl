@@ -5,7 +5,7 @@
 -include("rabbitmq_stream_s3.hrl").
 -include("rabbitmq_stream_s3_replica_reader.hrl").
 
--export([start/3, drain/1, resume/1, flush/1, force_cut/1, too_old/1, tick/1, await/2]).
+-export([start/3, drain/1, pinned/2, settle/1, resume/1, flush/1, force_cut/1, too_old/1, tick/1, await/2]).
 -export([transferred/2, persisted/2, grouped/2, upload_group/3]).
 -export([retain/1, retained/2, trimmed/2, answer_trimming/1]).
 
@@ -56,15 +56,27 @@ drain(#reader{drain = Drain} = Reader) ->
         true ->
             case ?DRAIN:turn(Drain) of
                 {cut, Meta, Next} -> go_on(cut(Meta, Reader#reader{drain = Next}));
-                {more, Next} -> go_on(watch_age(Reader#reader{drain = Next}));
-                {end_of_log, Next} -> end_of_log(watch_age(Reader#reader{drain = Next}));
+                {more, Next} -> go_on(cut_early(watch_age(Reader#reader{drain = Next})));
+                {end_of_log, Next} -> end_of_log(cut_early(watch_age(Reader#reader{drain = Next})));
+                {wait, Next} -> watch_age(Reader#reader{drain = Next});
                 {error, Reason, Next} -> drain_failed(Reason, Reader#reader{drain = Next})
             end
     end.
 
-%% Of a paused stream nothing is cut; what has been cut is uploaded and persisted.
-has_room(#reader{stream = StreamId, cut = Cut}) ->
-    rabbitmq_stream_s3_pause:since(StreamId) =:= none andalso
+%% @doc Takes what the native library answers about pinned segments.
+-spec pinned(term(), reader()) -> reader().
+pinned(Message, #reader{drain = Drain} = Reader) ->
+    case ?DRAIN:answered(Message, Drain) of
+        {more, Next} -> go_on(Reader#reader{drain = Next});
+        {error, Reason, Next} -> drain_failed(Reason, Reader#reader{drain = Next});
+        %% Of a drain that was given up.
+        not_mine -> Reader
+    end.
+
+%% Of a paused stream nothing is cut; what has been cut is uploaded and persisted. Behind a gap nothing is of use.
+has_room(#reader{stream = StreamId, cut = Cut, gap = Gap}) ->
+    Gap =:= none andalso
+        rabbitmq_stream_s3_pause:since(StreamId) =:= none andalso
         queue:len(Cut) < rabbitmq_stream_s3_config:get(max_in_flight_fragments).
 
 go_on(#reader{draining = true} = Reader) ->
@@ -80,16 +92,62 @@ end_of_log(#reader{writer = Writer, drain = Drain} = Reader) ->
     %% And look again: a commit that came before the writer knew of us is announced to nobody.
     go_on(Reader#reader{listening = true}).
 
+drain_failed({gap, At}, #reader{drain = Drain} = Reader) ->
+    case ?DRAIN:cut(Drain) of
+        {cut, Meta, Next} -> lost(At, cut(Meta, Reader#reader{drain = Next}));
+        empty -> lost(At, Reader)
+    end;
 drain_failed(Reason, #reader{problems = Problems} = Reader) ->
     Reader#reader{
         problems = rabbitmq_stream_s3_problems:failed(draining, Reason, Problems),
         verdict = {resolve, Reason}
     }.
 
+%% Retention has deleted what must come next before it was uploaded. What is on its way in front of it may still arrive, and is persisted before the
+%% reader looks where to begin anew: otherwise a log that loses segments faster than they are uploaded would never get anything persisted.
+lost(At, #reader{context = Context, gap = Gap} = Reader) ->
+    First =
+        case rabbitmq_stream_s3_log:range(Context) of
+            {ok, #{first := LogFirst}} when is_integer(LogFirst) -> LogFirst;
+            _ -> At
+        end,
+    settle(Reader#reader{gap = first_gap({gap, At, First}, Gap)}).
+
+first_gap(Gap, none) -> Gap;
+first_gap({gap, At, _}, {gap, Before, _} = Gap) when Before =< At -> Gap;
+first_gap(Gap, _Later) -> Gap.
+
+%% @doc Resolves anew because of a gap, as soon as all that lies in front of it is persisted. To be called whenever something has happened.
+-spec settle(reader()) -> reader().
+settle(#reader{gap = {gap, At, _}, core = Core, discarded = Discarded} = Reader) ->
+    case ?CORE:format_state(Core) of
+        #{manifest_next_offset := Next} when Next < At -> Reader;
+        #{persist_in_flight := true} -> Reader;
+        %% A new beginning of which nothing has been uploaded: there is nothing to be persisted.
+        #{manifest_total_size := 0} when Discarded =/= none -> begin_anew(Reader);
+        #{edits_waiting := Waiting} = State when Waiting > 0 -> persist_now(State, Reader);
+        #{} -> begin_anew(Reader)
+    end.
+
+begin_anew(#reader{gap = Gap, problems = Problems} = Reader) ->
+    Reader#reader{
+        problems = rabbitmq_stream_s3_problems:failed(draining, Gap, Problems),
+        verdict = {resolve, Gap}
+    }.
+
+%% Where beginning anew has failed before, the first fragment does not wait for more data: what it has is deleted next.
+cut_early(#reader{cut_early = true, drain = Drain} = Reader) ->
+    case ?DRAIN:cut(Drain) of
+        {cut, Meta, Next} -> cut(Meta, Reader#reader{drain = Next});
+        empty -> Reader
+    end;
+cut_early(Reader) ->
+    Reader.
+
 cut(#{next_offset := Next, size := Size} = Meta, #reader{core = Core0, cut = Cut} = Reader) ->
     count(bytes_drained_total, Size, Reader),
     {Core, _Ref, Effects} = ?CORE:fragment_cut(Meta, Core0),
-    perform_all({Core, Effects}, watch_age(Reader#reader{cut = queue:in(Next, Cut)})).
+    perform_all({Core, Effects}, watch_age(Reader#reader{cut = queue:in(Next, Cut), cut_early = false})).
 
 %% @doc Drains what is committed by now, within bounds, and ends the fragment there.
 -spec force_cut(reader()) -> {ok | {error, empty}, reader()}.
@@ -101,7 +159,7 @@ force_cut(Turns, Result, #reader{drain = Drain} = Reader) when Turns > 0 ->
         false -> force_cut(0, Result, Reader);
         {cut, Meta, Next} -> force_cut(Turns - 1, ok, cut(Meta, Reader#reader{drain = Next}));
         {more, Next} -> force_cut(Turns - 1, Result, Reader#reader{drain = Next});
-        {end_of_log, Next} -> force_cut(0, Result, Reader#reader{drain = Next});
+        {EndOrWait, Next} when EndOrWait =:= end_of_log; EndOrWait =:= wait -> force_cut(0, Result, Reader#reader{drain = Next});
         {error, Reason, Next} -> {Result, drain_failed(Reason, Reader#reader{drain = Next})}
     end;
 force_cut(0, Result, #reader{drain = Drain} = Reader) ->
@@ -181,11 +239,11 @@ transferred({stored, Ref, Uid, #{size := Size}, _Failures}, #reader{core = Core,
             #{stalled := _} -> Reader0
         end,
     resume(applied(perform_all(?CORE:transfer_complete(Ref, Uid, Core), Reader)));
-transferred({failed, Ref, Reason, _Meta, Failures}, #reader{core = Core} = Reader0) ->
+transferred({failed, Ref, Reason, #{first_offset := First}, Failures}, #reader{core = Core, transfers = Transfers} = Reader0) ->
     Reader = upload_failed(Reason, Failures, Reader0),
-    case is_out_of_reach(Reason, Reader) of
+    case is_out_of_reach(Reason, First, Reader) of
         false -> perform_all(?CORE:transfer_failed(Ref, Reason, Core), Reader);
-        {true, Gap} -> Reader#reader{verdict = {resolve, Gap}}
+        true -> lost(First, Reader#reader{transfers = ?TRANSFERS:give_up(Ref, Transfers)})
     end.
 
 upload_failed(Reason, Failures, #reader{problems = Problems} = Reader) ->
@@ -199,14 +257,13 @@ upload_failed(Reason, Failures, #reader{problems = Problems} = Reader) ->
         false -> Reader
     end.
 
-%% Retention of the local log may delete a segment before it is uploaded. Only when the oldest missing chunk is gone is it given up.
-is_out_of_reach({open_failed, _File, enoent}, #reader{core = Core, context = Context}) ->
-    #{manifest_next_offset := Next} = ?CORE:format_state(Core),
+%% Retention of the local log may delete a segment before it is uploaded. One that is pinned can be opened all the same.
+is_out_of_reach({open_failed, _File, enoent}, Offset, #reader{context = Context}) ->
     case rabbitmq_stream_s3_log:range(Context) of
-        {ok, #{first := First}} when is_integer(First), First > Next -> {true, {gap, Next, First}};
+        {ok, #{first := First}} when is_integer(First) -> First > Offset;
         _ -> false
     end;
-is_out_of_reach(_Reason, _Reader) ->
+is_out_of_reach(_Reason, _Offset, _Reader) ->
     false.
 
 %% Fragments that the core has in its manifest are not in flight any more. Those that wait behind a missing one are.
@@ -238,6 +295,7 @@ persisted({ok, Root, Revision}, #reader{core = Core, root = Old, discarded = Dis
     Reader = perform_all(?CORE:persist_complete(Revision, Core), ended(persisting, Reader0#reader{
         root = Root,
         discarded = none,
+        announced = none,
         news = news(Revision, Reader0),
         resolutions = 0,
         last_persist = erlang:system_time(millisecond),
@@ -311,8 +369,9 @@ tick(#reader{core = Core} = Reader0) ->
 
 %% @doc Looks at retention although nothing was persisted: time passes, settings change, replicas catch up.
 -spec retain(reader()) -> reader().
-retain(#reader{core = Core, discarded = Discarded} = Reader0) ->
+retain(#reader{core = Core, discarded = Discarded, context = Context} = Reader0) ->
     Reader = arm_retention_timer(Reader0),
+    ok = rabbitmq_stream_s3_pins:look(Context),
     case ?CORE:format_state(Core) of
         %% Otherwise a persist is to come, and retention with it. A tier that is discarded says nothing of the log.
         #{since_persist := 0, persist_in_flight := false, rebalance_in_flight := false} when Discarded =:= none ->
@@ -457,9 +516,10 @@ perform({upload_group, _Stream, Kind, Entries, _Pos, _Len}, #reader{group_failur
 perform({upload_group, _Stream, Kind, Entries, _Pos, _Len}, #reader{group_failures = {Failures, Reason}} = Reader) ->
     Delay = ?TASKS:retry_delay(Reason, Failures),
     Reader#reader{group_timer = erlang:start_timer(Delay, self(), {group, Kind, Entries})};
-perform({update_range, First, Next}, #reader{stream = StreamId, core = Core} = Reader) ->
+perform({update_range, First, Next}, #reader{stream = StreamId, core = Core, context = Context} = Reader) ->
     #manifest{first_offset = First, next_offset = Next} = Manifest = ?CORE:persisted_manifest(Core),
     ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Manifest),
+    ok = rabbitmq_stream_s3_pins:persisted(Context, Next),
     Reader;
 perform({broadcast, _Stream, _Edits}, #reader{stream = StreamId, epoch = Epoch, news = reset} = Reader) ->
     ok = rabbitmq_stream_s3_replicas:broadcast(nodes(), StreamId, Epoch, reset),

@@ -23,7 +23,7 @@
     %% Which root object it came from.
     root := entry() | none,
     %% Of the local log, taken after the manifest.
-    range := rabbitmq_stream_s3_log:range(),
+    range := rabbitmq_stream_s3_nif:local_log(),
     %% Whether the newest tiered chunk is the local log's.
     timeline := same | different | unverifiable,
     atom() => term()
@@ -34,7 +34,7 @@
 -spec resolve(stream_id(), Writer :: pid(), moment()) -> {ok, resolved()} | {error, {fenced, non_neg_integer()} | term()}.
 resolve(StreamId, Writer, Until) ->
     steps(#{stream => StreamId, writer => Writer, until => Until}, [
-        fun context/1, fun anchor/1, fun manifest/1, fun timeline/1, fun range/1
+        fun context/1, fun pins/1, fun anchor/1, fun manifest/1, fun timeline/1, fun range/1
     ]).
 
 %% Each step adds what it finds out to what is known, or ends it with an error.
@@ -57,6 +57,13 @@ context(#{writer := Writer, until := Until}) ->
             Error
     end.
 
+%% As soon as there is a log: while the store or the metadata store does not answer, retention goes on.
+pins(#{stream := StreamId, writer := Writer, context := Context, until := Until}) ->
+    case rabbitmq_stream_s3_pins:enter(StreamId, Context, Writer, left(Until)) of
+        ok -> {ok, #{}};
+        {error, Reason} -> {error, {pins, Reason}}
+    end.
+
 %% Before anything else: afterwards objects may be written.
 anchor(#{stream := StreamId, context := #{reference := Reference}, until := Until}) ->
     case rabbitmq_stream_s3_metadata:anchor(StreamId, Reference, left(Until)) of
@@ -65,11 +72,14 @@ anchor(#{stream := StreamId, context := #{reference := Reference}, until := Unti
         {error, Reason} -> {error, {metadata, Reason}}
     end.
 
-range(#{context := Context}) ->
+range(#{context := Context, until := Until}) ->
     case rabbitmq_stream_s3_log:range(Context) of
-        {ok, Range} -> {ok, #{range => Range}};
+        {ok, Range} -> prolonged(rabbitmq_stream_s3_pins:joining(Context, Range, left(Until)));
         {error, _} = Error -> Error
     end.
+
+prolonged({ok, Range}) -> {ok, #{range => Range}};
+prolonged({error, Reason}) -> {error, {pins, Reason}}.
 
 manifest(#{stream := StreamId, epoch := Epoch, until := Until}) ->
     Answer = rabbitmq_stream_s3_metadata:get(StreamId, left(Until)),

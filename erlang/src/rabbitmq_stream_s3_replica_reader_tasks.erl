@@ -99,6 +99,7 @@ transfer_reason(unknown_epoch) -> timeout;
 transfer_reason(empty_log) -> timeout;
 transfer_reason(conflict) -> timeout;
 transfer_reason({gap, _, _}) -> timeout;
+transfer_reason({pins, timeout}) -> timeout;
 transfer_reason({offset_out_of_range, _}) -> timeout;
 transfer_reason(segment_deleted) -> timeout;
 transfer_reason(Reason) -> Reason.

@@ -7,7 +7,7 @@
 %% A state belongs to one reader process: messages come to it, and {@link handle/2} says whether they are of this module.
 -module(rabbitmq_stream_s3_replica_reader_transfers).
 
--export([new/1, submit/4, retry/4, handle/2, cancel_all/1, info/1]).
+-export([new/1, submit/4, retry/4, give_up/2, handle/2, cancel_all/1, info/1]).
 -export_type([state/0, outcome/0]).
 
 %% A deadline of this size holds for fragments up to 64 MiB, and grows in proportion beyond.
@@ -77,6 +77,12 @@ attempt(CoreRef, #fragment{dir = Dir, meta = Meta} = Fragment, #state{stream = S
         State#state{attempts = Attempts#{Attempt => CoreRef}}
     ).
 
+%% @doc Gives the upload of one fragment up: no attempt can succeed any more.
+-spec give_up(core_ref(), state()) -> state().
+give_up(CoreRef, #state{fragments = Fragments} = State) ->
+    #{CoreRef := Fragment} = Fragments,
+    drop(CoreRef, Fragment, State).
+
 %% @doc Takes a message of the governor or of one of the timers here.
 -spec handle(term(), state()) -> {outcome(), state()}.
 handle({transfer_admitted, Attempt}, #state{attempts = Attempts} = State) ->
@@ -132,7 +138,7 @@ failed(Reason, CoreRef, #fragment{failures = Failures, meta = Meta} = Fragment, 
     Failed = Fragment#fragment{failures = Failures + 1, cause = Reason, current = none, admitted = false, timer = none},
     {{failed, CoreRef, Reason, Meta, Failures + 1}, keep(CoreRef, Failed, State)}.
 
-%% The fragment is durable, so all its other attempts are superfluous.
+%% All other attempts are superfluous.
 drop(CoreRef, Fragment, #state{fragments = Fragments, attempts = Attempts} = State) ->
     ok = stop_timer(Fragment),
     {Others, Rest} = lists:partition(fun({_, Ref}) -> Ref =:= CoreRef end, maps:to_list(Attempts)),

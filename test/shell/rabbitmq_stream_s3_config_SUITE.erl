@@ -20,7 +20,6 @@ all() ->
         a_wrong_type_is_refused_with_what_is_expected,
         a_value_out_of_range_is_refused_with_the_range,
         contradictions_are_refused,
-        what_this_version_does_not_do_is_refused,
         a_prefix_that_makes_no_key_is_refused,
         secrets_are_in_no_message_and_in_no_redacted_term,
         the_store_gets_what_is_set_and_no_more
@@ -133,12 +132,6 @@ contradictions_are_refused(_Config) ->
             <<"max_transfer_burst_bytes is set, so max_transfer_bytes_per_sec must be a number, not unlimited">>}
     ],
     [?assertEqual({error, Text}, ?CONFIG:validate(Settings)) || {Settings, Text} <- Cases].
-
-what_this_version_does_not_do_is_refused(_Config) ->
-    Cases = [
-        {pinned_segment_bytes, 0, <<"pinned_segment_bytes = 0 is not supported by this version yet: it must be 2147483648, or not set">>}
-    ],
-    [?assertEqual({error, Text}, ?CONFIG:validate((fs())#{Key => Value})) || {Key, Value, Text} <- Cases].
 
 a_prefix_that_makes_no_key_is_refused(_Config) ->
     [?assertEqual({Good, ok}, {Good, ?CONFIG:validate((fs())#{prefix => Good})}) || Good <- ["rabbitmq", "a/b/c", "prod-1_x.y"]],

@@ -11,6 +11,7 @@ mod adoption;
 mod decisions;
 mod handle;
 mod mailbox;
+mod pins;
 mod pure;
 mod requests;
 mod term;

@@ -254,7 +254,7 @@ fn ask<'a, F: Future<Output = Answer> + Send + 'static>(
 }
 
 /// Running already: whoever has a handle got it from a call that started them.
-fn threads() -> NifResult<&'static Executor> {
+pub(crate) fn threads() -> NifResult<&'static Executor> {
     Executor::global().map_err(|error: StartError| term::misuse(error.to_string()))
 }
 

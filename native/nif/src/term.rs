@@ -8,6 +8,7 @@ mod decision;
 mod failure;
 mod manifest;
 mod metrics;
+mod pins;
 mod upkeep;
 mod work;
 
@@ -17,7 +18,7 @@ use stream_s3_core::key::StreamId;
 use stream_s3_core::units::{Epoch, Offset, Revision, TimestampMs, Uid};
 
 pub(crate) use adoption::{listed_objects, named_root, step};
-pub(crate) use assembly::{chunk, fragment, fragment_meta, info, meta};
+pub(crate) use assembly::{chunk, chunk_term, fragment, fragment_meta, info, meta};
 pub(crate) use core::{Effects, format_state, options, persist_error, reset_persist, transfer_id};
 pub(crate) use decision::acceptance;
 pub(crate) use decision::{
@@ -30,12 +31,13 @@ pub(crate) use manifest::{
     lookup, manifest, manifest_term, new_edit, object_key, retention, root, whole_manifest,
 };
 pub(crate) use metrics::store_metrics;
+pub(crate) use pins::{Answer as PinsAnswer, pins_info, place};
 pub(crate) use upkeep::{
     candidate, gc_limits, gc_stream, offsets, one_or_all, parsed_key, prefix, verdict,
 };
 pub(crate) use work::{
     StoreAnswer, burst, concurrency, governor_info, governor_options, iodata, page_size, part,
-    put_options, rate, setting_of, settings, text_or_undefined, work,
+    path, put_options, rate, setting_of, settings, text_or_undefined, work,
 };
 
 /// Atoms of the shapes. A closed list: nothing here makes an atom of foreign text.
@@ -74,6 +76,8 @@ pub(crate) mod atoms {
         requests, durations, bytes_received, infinity, multi_delete, kilo_group, mega_group, history, unknown,
         absent, present, failed, empty, use_cache, superseded, retry, inside_another, trimmed, same, different, unverifiable, task_retry_delay_ms, task_retry_delay_max_ms, upload_retry_delay_ms,
         upload_retry_delay_max_ms, at_once, with_first_fragment, accept, stale, resync, bytes_in_transfer, bytes_in_persist, edits_waiting, persist_failures,
+        // Pins
+        pins_result, not_pinned, segments, unlinked_bytes, streams, unwatched, problem, none,
     }
 }
 

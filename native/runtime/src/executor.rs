@@ -11,6 +11,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::panics;
+use crate::pins::Pins;
 
 /// Threads that drive requests. They never block: every file operation goes to the readers.
 const WORKERS: usize = 2;
@@ -26,6 +27,7 @@ type Job = Box<dyn FnOnce() + Send + 'static>;
 pub struct Executor {
     tokio: Handle,
     readers: mpsc::Sender<Job>,
+    pins: Pins,
 }
 
 /// Why there are no threads.
@@ -53,6 +55,7 @@ impl Executor {
                 let executor = Executor {
                     tokio: tokio.handle().clone(),
                     readers: start_readers()?,
+                    pins: Pins::default(),
                 };
                 Ok(Process {
                     executor,
@@ -67,7 +70,7 @@ impl Executor {
             .map_err(Clone::clone)
     }
 
-    /// An executor on the calling tokio runtime with readers of its own, which end with the last clone: for tests.
+    /// An executor on the calling tokio runtime with readers and pins of its own, which end with the last clone: for tests.
     ///
     /// # Errors
     /// The system refuses new threads.
@@ -79,6 +82,7 @@ impl Executor {
         Ok(Self {
             tokio: Handle::current(),
             readers,
+            pins: Pins::default(),
         })
     }
 
@@ -86,6 +90,12 @@ impl Executor {
     #[must_use]
     pub fn tokio(&self) -> &Handle {
         &self.tokio
+    }
+
+    /// The segments that are kept open: one registry for all that runs on these threads.
+    #[must_use]
+    pub fn pins(&self) -> &Pins {
+        &self.pins
     }
 
     /// Runs `job`, which may block, on a reader thread. A caller that goes away meanwhile leaves the job to end by itself.

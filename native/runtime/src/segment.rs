@@ -31,7 +31,7 @@ impl Segments {
         }
     }
 
-    /// The file that starts at `offset`, opened on a reader thread unless it is open.
+    /// The file that starts at `offset`: the one that is open already, here or as a pin, or opened now, on a reader thread.
     pub(crate) async fn file(
         &mut self,
         executor: &Executor,
@@ -40,12 +40,18 @@ impl Segments {
         if let Some((_, file)) = self.open.iter().find(|(of, _)| *of == offset) {
             return Ok(Arc::clone(file));
         }
-        let path = self.path(offset);
-        let opened = executor
-            .read(move || File::open(path))
-            .await
-            .map_err(TransferError::Panic)?;
-        let file = Arc::new(opened.map_err(|error| self.failed(offset, &error))?);
+        // By its name only if it is not pinned: the name may be gone.
+        let file = match executor.pins().file(&self.dir, offset) {
+            Some(pinned) => pinned,
+            None => {
+                let path = segment_path(&self.dir, offset);
+                let opened = executor
+                    .read(move || File::open(path))
+                    .await
+                    .map_err(TransferError::Panic)?;
+                Arc::new(opened.map_err(|error| self.failed(offset, &error))?)
+            }
+        };
         if self.open.len() < KEPT_OPEN {
             self.open.push((offset, Arc::clone(&file)));
         }
@@ -55,14 +61,17 @@ impl Segments {
     /// What a file operation on the segment failed with, in the terms of a transfer.
     pub(crate) fn failed(&self, offset: Offset, error: &io::Error) -> TransferError {
         TransferError::OpenFailed {
-            file: self.path(offset).to_string_lossy().into_owned(),
+            file: segment_path(&self.dir, offset)
+                .to_string_lossy()
+                .into_owned(),
             posix: posix_name(error).to_owned(),
         }
     }
+}
 
-    fn path(&self, offset: Offset) -> PathBuf {
-        self.dir.join(format!("{:020}.segment", offset.0))
-    }
+/// The file of the segment that begins at `offset`.
+pub(crate) fn segment_path(dir: &Path, offset: Offset) -> PathBuf {
+    dir.join(format!("{:020}.segment", offset.0))
 }
 
 /// Reads at `position` what can be had without waiting for a disk; answers how many bytes that are. Fewer than there is `space` for

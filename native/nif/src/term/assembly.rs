@@ -37,6 +37,23 @@ pub(crate) fn chunk(term: Term) -> NifResult<Chunk> {
     })
 }
 
+/// The same map, made here: of a chunk that the library has read.
+pub(crate) fn chunk_term<'a>(env: Env<'a>, chunk: &Chunk) -> NifResult<Term<'a>> {
+    map_of(
+        env,
+        &[
+            (atoms::chunk_id(), chunk.chunk_id.0.encode(env)),
+            (atoms::timestamp(), chunk.timestamp.0.encode(env)),
+            (atoms::num_records(), chunk.num_records.encode(env)),
+            (atoms::data_size(), chunk.data_size.encode(env)),
+            (atoms::position(), chunk.position.encode(env)),
+            (atoms::next_position(), chunk.next_position.encode(env)),
+            (atoms::segment_offset(), chunk.segment_offset.0.encode(env)),
+            (atoms::crc(), chunk.crc.encode(env)),
+        ],
+    )
+}
+
 /// The map that describes a fragment.
 pub(crate) fn meta<'a>(env: Env<'a>, meta: &FragmentMeta) -> NifResult<Term<'a>> {
     let spans: Vec<_> = meta

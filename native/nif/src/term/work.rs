@@ -166,7 +166,7 @@ fn text(term: Term) -> Option<String> {
 }
 
 /// A directory: a binary in any encoding, or a string.
-fn path(term: Term) -> NifResult<PathBuf> {
+pub(crate) fn path(term: Term) -> NifResult<PathBuf> {
     use std::os::unix::ffi::OsStrExt as _;
     if let Ok(bytes) = term.decode::<rustler::Binary>() {
         return Ok(PathBuf::from(std::ffi::OsStr::from_bytes(&bytes)));

@@ -101,9 +101,14 @@ impl Log {
 
     /// All chunks as one fragment.
     pub(crate) fn fragment(&self) -> Fragment {
+        self.fragment_of(&self.chunks)
+    }
+
+    /// Some chunks that follow each other as one fragment.
+    pub(crate) fn fragment_of(&self, chunks: &[Chunk]) -> Fragment {
         self.flush();
-        let mut assembly = Assembly::expecting(u64::MAX, Offset(0));
-        for chunk in &self.chunks {
+        let mut assembly = Assembly::new(u64::MAX);
+        for chunk in chunks {
             assert_eq!(assembly.add(chunk), Ok(Added::Taken));
         }
         let meta = assembly.metadata().expect("there are chunks");
@@ -223,6 +228,15 @@ pub(crate) fn governor(permits: usize) -> Governor<&'static str> {
     })
 }
 
+pub(crate) fn governor_on(executor: &Executor, permits: usize) -> Governor<&'static str> {
+    let limits = Limits {
+        rate: Rate::Unlimited,
+        burst: 1,
+        permits,
+    };
+    Governor::start(executor, limits, || true)
+}
+
 pub(crate) fn limited(limits: Limits) -> Governor<&'static str> {
     Governor::start(&Executor::current().expect("threads"), limits, || true)
 }
@@ -233,7 +247,15 @@ pub(crate) fn transfer(store: &Store, fragment: &Fragment) -> Work {
 
 /// Runs one transfer to its end.
 pub(crate) async fn upload(store: &Store, fragment: &Fragment) -> Event {
-    let governor = governor(1);
+    upload_by(&governor(1), store, fragment).await
+}
+
+/// Runs one transfer of this governor to its end.
+pub(crate) async fn upload_by(
+    governor: &Governor<&'static str>,
+    store: &Store,
+    fragment: &Fragment,
+) -> Event {
     let (to, mut answers, _) = mailbox();
     governor.submit("only", fragment.meta.size, transfer(store, fragment), to);
     assert_eq!(answers.next().await, Event::Admitted);
