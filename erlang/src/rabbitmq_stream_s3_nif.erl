@@ -35,7 +35,7 @@
 -export([governor_start/1, governor_submit/5, governor_finished/2, governor_cancel/2, governor_set_rate/3]).
 -export([governor_set_concurrency/2, governor_stop/3, governor_info/1]).
 -export([pins_enter/6, pins_persisted/2, pins_look/1, pins_leave/2, pins_sweep/0, pins_clear/2]).
--export([pins_joining/4, pins_headers/5, pins_info/0]).
+-export([pins_joining/4, pins_identity/4, pins_headers/5, pins_info/0]).
 
 -export_type([assembly/0, core/0, store/0, governor/0, chunk/0, meta/0, effect/0, reason/0, op/0, error_kind/0]).
 -export_type([local_log/0, start/0, chunk_identity/0]).
@@ -589,6 +589,11 @@ pins_clear(_Pid, _Ref) -> ?NOT_LOADED.
 %% `{ok, offset() | undefined} | {error, Text}'.
 -spec pins_joining(Dir :: file:filename_all(), First :: offset(), pid(), ref()) -> ok.
 pins_joining(_Dir, _First, _Pid, _Ref) -> ?NOT_LOADED.
+
+%% @doc What the pinned segments have where a chunk should be. Answer: `{ok, chunk_identity() | inside_another | trimmed} | {error, Text}';
+%% `trimmed': none of them reaches that far.
+-spec pins_identity(Dir :: file:filename_all(), ChunkId :: offset(), pid(), ref()) -> ok.
+pins_identity(_Dir, _ChunkId, _Pid, _Ref) -> ?NOT_LOADED.
 
 %% @doc Chunks of a pinned segment, at most `Max'. Answer: `{ok, [chunk()], pins_place()} | not_pinned | {error, Text}'; no chunk means
 %% that the segment ends there.

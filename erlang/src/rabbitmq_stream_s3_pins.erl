@@ -5,7 +5,7 @@
 %% started again; with the writer's end, or that of the application, everything is let go.
 -module(rabbitmq_stream_s3_pins).
 
--export([enter/4, joining/3, persisted/2, look/1, leave/2, sweep/0, clear/0]).
+-export([enter/4, joining/3, identity/3, persisted/2, look/1, leave/2, sweep/0, clear/0]).
 -export([headers/3, info/0, stream_bytes/1]).
 
 -define(CLEAR_WAIT_MS, 5000).
@@ -30,6 +30,12 @@ joining(#{dir := Dir}, #{first := First} = Range, Timeout) ->
         {ok, Pinned} -> {ok, Range#{pinned_first => Pinned}};
         {error, _} = Error -> Error
     end.
+
+%% @doc What identifies a chunk of a pinned segment: {@link rabbitmq_stream_s3_nif:pins_identity/4}.
+-spec identity(context(), ChunkId :: offset(), timeout()) ->
+    {ok, rabbitmq_stream_s3_nif:chunk_identity() | inside_another | trimmed} | {error, term()}.
+identity(#{dir := Dir}, ChunkId, Timeout) ->
+    wait(Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:pins_identity(Dir, ChunkId, self(), Ref) end).
 
 %% @doc Everything below an offset is persisted, or not wanted. Does not wait.
 -spec persisted(context(), offset()) -> ok.

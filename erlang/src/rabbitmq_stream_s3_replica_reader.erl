@@ -177,7 +177,6 @@ release(Reader0) ->
         draining = false,
         paused = false,
         gap = none,
-        cut_early = false,
         cut = queue:new(),
         age_timer = none,
         persist_timer = none,
@@ -353,7 +352,7 @@ begin_at({resume, At}, Manifest, Reader) ->
 %% The old tier stays published until the new one has a fragment. So a log that loses segments faster than they are uploaded never
 %% makes an empty tier of it.
 begin_at({local_ahead, Discarded, At}, Manifest, #reader{announced = Discarded} = Reader) ->
-    run(At, Manifest, {reset, At, with_first_fragment}, Reader#reader{cut_early = true});
+    run(At, Manifest, {reset, At, with_first_fragment}, Reader);
 begin_at({local_ahead, Discarded, At}, Manifest, Reader) ->
     count(local_log_ahead_recoveries, Reader),
     log_reset("retention has deleted what was not tiered yet", Discarded, At, Reader),

@@ -39,7 +39,7 @@
     %% What has been lost behind all that is on its way, and where the log began when that was found out: when everything before is persisted
     %% the reader resolves anew.
     gap = none :: none | {gap, At :: non_neg_integer(), LogFirst :: non_neg_integer()},
-    %% Whether the next fragment is cut with the first chunks that come.
+    %% Whether the next fragment is cut with the first chunks that come, because the last beginning came to nothing.
     cut_early = false :: boolean(),
     %% End offsets of fragments that have been cut and are not in the core's manifest yet, oldest first.
     cut = queue:new() :: queue:queue(non_neg_integer()),

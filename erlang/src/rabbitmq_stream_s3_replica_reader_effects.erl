@@ -119,23 +119,24 @@ first_gap(Gap, _Later) -> Gap.
 
 %% @doc Resolves anew because of a gap, as soon as all that lies in front of it is persisted. To be called whenever something has happened.
 -spec settle(reader()) -> reader().
-settle(#reader{gap = {gap, At, _}, core = Core, discarded = Discarded} = Reader) ->
-    case ?CORE:format_state(Core) of
-        #{manifest_next_offset := Next} when Next < At -> Reader;
+settle(#reader{gap = {gap, At, _}, core = Core, transfers = Transfers, discarded = Discarded} = Reader) ->
+    case ?TRANSFERS:any_before(At, Transfers) orelse ?CORE:format_state(Core) of
+        true -> Reader;
         #{persist_in_flight := true} -> Reader;
         %% A new beginning of which nothing has been uploaded: there is nothing to be persisted.
-        #{manifest_total_size := 0} when Discarded =/= none -> begin_anew(Reader);
+        #{manifest_total_size := 0} when Discarded =/= none -> begin_anew(true, Reader);
         #{edits_waiting := Waiting} = State when Waiting > 0 -> persist_now(State, Reader);
-        #{} -> begin_anew(Reader)
+        #{manifest_total_size := Size} -> begin_anew(Size =:= 0, Reader)
     end.
 
-begin_anew(#reader{gap = Gap, problems = Problems} = Reader) ->
+begin_anew(NothingUploaded, #reader{gap = Gap, problems = Problems} = Reader) ->
     Reader#reader{
         problems = rabbitmq_stream_s3_problems:failed(draining, Gap, Problems),
+        cut_early = NothingUploaded,
         verdict = {resolve, Gap}
     }.
 
-%% Where beginning anew has failed before, the first fragment does not wait for more data: what it has is deleted next.
+%% Where a beginning came to nothing, the next one's first fragment does not wait for more data: what it has is deleted next.
 cut_early(#reader{cut_early = true, drain = Drain} = Reader) ->
     case ?DRAIN:cut(Drain) of
         {cut, Meta, Next} -> cut(Meta, Reader#reader{drain = Next});

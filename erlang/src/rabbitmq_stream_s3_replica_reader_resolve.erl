@@ -168,8 +168,8 @@ beginning(#{manifest := #manifest{next_offset = End}, range := #{first := First}
     {ok, #{timeline => rabbitmq_stream_s3_nif:check_beginning(End, First)}}.
 
 %% A tier that ends inside a chunk of the log could never be gone on with.
-continuation(#{context := Context, tiered := Tiered, manifest := #manifest{next_offset = End}}) ->
-    case rabbitmq_stream_s3_log:identity(Context, End) of
+continuation(#{context := Context, tiered := Tiered, manifest := #manifest{next_offset = End}, until := Until}) ->
+    case identity(Context, End, Until) of
         {ok, Next} -> {ok, #{timeline => rabbitmq_stream_s3_nif:check_continuation(Tiered, Next)}};
         {error, _} = Error -> Error
     end.
@@ -210,11 +210,29 @@ tiered_chunk(#{key := Key, chunk_id := ChunkId, position := Start, until := Unti
             {error, {store, Error}}
     end.
 
-local_chunk(#{context := Context, chunk_id := ChunkId}) ->
-    case rabbitmq_stream_s3_log:identity(Context, ChunkId) of
+local_chunk(#{context := Context, chunk_id := ChunkId, until := Until}) ->
+    case identity(Context, ChunkId, Until) of
         {ok, Local} -> {ok, #{local => Local}};
         {error, _} = Error -> Error
     end.
+
+%% Of what the log has trimmed something may be pinned.
+identity(Context, ChunkId, Until) ->
+    case rabbitmq_stream_s3_log:identity(Context, ChunkId) of
+        {ok, trimmed} -> pinned_identity(rabbitmq_stream_s3_log:range(Context), Context, ChunkId, Until);
+        Answer -> Answer
+    end.
+
+pinned_identity({ok, #{first := First}}, Context, ChunkId, Until) when is_integer(First), ChunkId < First ->
+    case rabbitmq_stream_s3_pins:identity(Context, ChunkId, left(Until)) of
+        {ok, Pinned} -> {ok, Pinned};
+        {error, Reason} -> {error, {pins, Reason}}
+    end;
+%% The log does not reach that far yet.
+pinned_identity({ok, _Range}, _Context, _ChunkId, _Until) ->
+    {ok, trimmed};
+pinned_identity({error, _} = Error, _Context, _ChunkId, _Until) ->
+    Error.
 
 %% --- persist ---------------------------------------------------------------------------------------------------------
 

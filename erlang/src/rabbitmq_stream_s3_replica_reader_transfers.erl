@@ -7,7 +7,7 @@
 %% A state belongs to one reader process: messages come to it, and {@link handle/2} says whether they are of this module.
 -module(rabbitmq_stream_s3_replica_reader_transfers).
 
--export([new/1, submit/4, retry/4, give_up/2, handle/2, cancel_all/1, info/1]).
+-export([new/1, submit/4, retry/4, give_up/2, any_before/2, handle/2, cancel_all/1, info/1]).
 -export_type([state/0, outcome/0]).
 
 %% A deadline of this size holds for fragments up to 64 MiB, and grows in proportion beyond.
@@ -82,6 +82,11 @@ attempt(CoreRef, #fragment{dir = Dir, meta = Meta} = Fragment, #state{stream = S
 give_up(CoreRef, #state{fragments = Fragments} = State) ->
     #{CoreRef := Fragment} = Fragments,
     drop(CoreRef, Fragment, State).
+
+%% @doc Whether a fragment in front of an offset is on its way.
+-spec any_before(Offset :: non_neg_integer(), state()) -> boolean().
+any_before(Offset, #state{fragments = Fragments}) ->
+    lists:any(fun(#fragment{meta = #{first_offset := First}}) -> First < Offset end, maps:values(Fragments)).
 
 %% @doc Takes a message of the governor or of one of the timers here.
 -spec handle(term(), state()) -> {outcome(), state()}.

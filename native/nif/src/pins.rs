@@ -100,6 +100,23 @@ fn pins_joining(dir: Term, first: Term, to: LocalPid, reference: Term) -> NifRes
     Ok(atoms::ok())
 }
 
+/// What the pinned segments have where a chunk should be. Microseconds.
+#[rustler::nif]
+fn pins_identity(
+    dir: Term,
+    chunk_id: Term,
+    to: LocalPid,
+    reference: Term,
+) -> NifResult<rustler::Atom> {
+    let (dir, chunk_id) = (term::path(dir)?, term::offset(chunk_id, "chunk id")?);
+    let executor = threads()?;
+    answer(executor, to, reference, async move {
+        let found = executor.pins().identity(executor, &dir, chunk_id).await;
+        PinsAnswer::of(found, PinsAnswer::Identity)
+    });
+    Ok(atoms::ok())
+}
+
 /// Chunks of a pinned segment. Microseconds.
 #[rustler::nif]
 fn pins_headers<'a>(

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use stream_s3_core::decisions::timeline::{ChunkIdentity, LocalChunk};
 use stream_s3_core::error::TransferError;
 use stream_s3_core::fragment::Chunk;
 use stream_s3_core::key::StreamId;
-use stream_s3_core::units::Offset;
+use stream_s3_core::units::{Epoch, Offset};
 use stream_s3_runtime::pins::{Headers, PINS_A_STREAM, Pins, PinsInfo, Place};
 use stream_s3_runtime::{Event, Executor, Store};
 use stream_s3_store::fs::FsStore;
@@ -301,6 +302,32 @@ async fn what_no_pinned_segment_has_is_not_pinned() {
         .pins()
         .headers(&executor, elsewhere.path(), Place::Offset(Offset(0)), 9);
     assert_eq!(headers.await.expect("readable"), Headers::NotPinned);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chunk_of_a_deleted_segment_is_told_from_others() {
+    let executor = Executor::current().expect("threads");
+    let log = three_segments();
+    enter(executor.pins(), &log, PLENTY);
+    unlink(&log, 0);
+    let (pins, dir) = (executor.pins(), log.dir.path());
+    let identity = |chunk_id| pins.identity(&executor, dir, Offset(chunk_id));
+    let chunk = &log.chunks[1];
+    let expected = ChunkIdentity {
+        chunk_id: chunk.chunk_id,
+        epoch: Epoch(3),
+        crc: chunk.crc,
+    };
+    assert_eq!(
+        identity(5).await.expect("readable"),
+        LocalChunk::Found(expected)
+    );
+    assert_eq!(
+        identity(7).await.expect("readable"),
+        LocalChunk::InsideAnother
+    );
+    pins.persisted(dir, Offset(15))();
+    assert_eq!(identity(5).await.expect("readable"), LocalChunk::Trimmed);
 }
 
 #[tokio::test(flavor = "multi_thread")]

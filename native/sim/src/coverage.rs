@@ -155,6 +155,12 @@ pub const REQUIRED: &[&str] = &[
     "stream deleted",
     "clock jump",
     "user retention",
+    "pinned segment uploaded",
+    "pinned segment drained",
+    "log prolonged by pins",
+    "pin released",
+    "gap settled",
+    "cut early",
     "broadcast lost",
     "broadcast damaged",
 ];

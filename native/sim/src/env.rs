@@ -18,6 +18,7 @@ use crate::coverage::Coverage;
 use crate::gc::Pass;
 use crate::metadata::{self, MetaAnswer, MetaError, MetaFate, MetaOp, Metadata};
 use crate::oracle::Oracle;
+use crate::pins::Pins;
 use crate::plan::{Limits, Plan};
 use crate::reader::Msg;
 use crate::reaper::Reaper;
@@ -135,6 +136,7 @@ pub(crate) struct Node {
 pub(crate) struct Table {
     pub(crate) cached: Cached,
     pub(crate) replica: Replica,
+    pub(crate) pins: Pins,
     /// Whether the stream has a reader here.
     pub(crate) reader: bool,
 }

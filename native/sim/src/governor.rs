@@ -11,6 +11,7 @@ use stream_s3_core::units::{MonotonicUs, Uid};
 
 use crate::bucket::{StoreAnswer, StoreError, StoreOp};
 use crate::env::{Attempt, AttemptId, Env, Event, Origin, Pid};
+use crate::pins;
 use crate::reader::Msg;
 use crate::twin::Twin;
 
@@ -178,21 +179,28 @@ fn finish(env: &mut Env, node: usize, id: AttemptId, result: Result<Uid, Transfe
     }
 }
 
-/// The object of a fragment, from the segment files as they are now; the index follows from the headers on the way.
-fn object(env: &Env, node: usize, meta: &FragmentMeta) -> Result<Vec<u8>, TransferError> {
+/// The object of a fragment, from the segment files as they are now, by name unless they are pinned; the index follows from the headers on the way.
+fn object(env: &mut Env, node: usize, meta: &FragmentMeta) -> Result<Vec<u8>, TransferError> {
     let mut out = Vec::with_capacity(object_len(meta.size, meta.num_chunks) as usize);
     out.extend_from_slice(&OBJECT_HEADER);
+    let mut pinned_alone = false;
     for span in &meta.spans {
         let segments = &env.cluster.members[node].segments;
         let first = span.segment_offset.0;
-        let Some(file) = segments.iter().find(|file| file.borrow().first == first) else {
+        let pinned = pins::file(env, node, first);
+        let file = pinned.or_else(|| segments.iter().find(|file| file.borrow().first == first));
+        let Some(file) = file else {
             return Err(TransferError::OpenFailed {
                 file: format!("{first:020}.segment"),
                 posix: "enoent".to_string(),
             });
         };
+        pinned_alone |= !segments.iter().any(|other| Rc::ptr_eq(file, other));
         let bytes = file.borrow().read(span.start, span.end);
         out.extend_from_slice(&bytes.ok_or(TransferError::Other)?);
+    }
+    if pinned_alone {
+        env.coverage.hit("pinned segment uploaded");
     }
     let mut index = Vec::new();
     let (mut at, mut expected) = (OBJECT_HEADER.len(), meta.first_offset);

@@ -6,6 +6,7 @@
 //! reader/    the shell of a replica reader, one to one with the Erlang one
 //! tasks/     its blocking work: resolution, persist, groups, retention
 //! governor   admission and the transfers of a node, for all of its streams
+//! pins       segments that are held open until they are uploaded
 //! reaper     deletes what nothing refers to         gc        the garbage collection
 //! replica    manifests of other nodes               cluster   the log: three members
 //! bucket     the object store, with its faults      metadata  the compare-and-set, with its faults
@@ -24,6 +25,7 @@ mod gc;
 mod governor;
 mod metadata;
 mod oracle;
+mod pins;
 mod plan;
 mod reader;
 mod reaper;

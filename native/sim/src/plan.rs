@@ -91,6 +91,8 @@ pub(crate) struct Plan {
     pub(crate) discarded_grace: u64,
     /// How often readers, reconcilers and replicas look by themselves.
     pub(crate) reconcile_every: u64,
+    /// Bytes of deleted segments that may be held open.
+    pub(crate) pin_budget: u64,
 }
 
 impl Plan {
@@ -148,6 +150,11 @@ impl Plan {
             gc_orphans: rng.chance(700),
             discarded_grace: rng.between(1_000, 15_000),
             reconcile_every: rng.between(1_500, 8_000),
+            pin_budget: match rng.between(0, 3) {
+                0 => 0,
+                1 => rng.between(200, 4_000),
+                _ => u64::MAX,
+            },
         };
         if rng.chance(80) {
             plan.hurry(rng);

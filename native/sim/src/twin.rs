@@ -82,4 +82,6 @@ twins! {
     ReplicaSequence = "replica-sequence",
     /// Local segments go up to the speculative end of the tier.
     LocalFloor = "local-floor",
+    /// Segments are held open from the moment on in which they are drained, and not as soon as they appear.
+    PinBeforeUnlink = "pin-before-unlink",
 }

@@ -3,6 +3,7 @@
 use std::io;
 
 use rustler::{Encoder, Env, NifResult, Term};
+use stream_s3_core::decisions::timeline::LocalChunk;
 use stream_s3_core::units::Offset;
 use stream_s3_runtime::pins::{Headers, PinsInfo, Place};
 
@@ -13,6 +14,7 @@ pub(crate) enum Answer {
     Done,
     Joining(Option<Offset>),
     Headers(Headers),
+    Identity(LocalChunk),
     Failed(String),
 }
 
@@ -32,6 +34,20 @@ impl Encoder for Answer {
             Self::Joining(first) => {
                 let first = or_undefined(env, first.map(|offset| offset.0));
                 (atoms::ok(), first).encode(env)
+            }
+            Self::Identity(LocalChunk::InsideAnother) => {
+                (atoms::ok(), atoms::inside_another()).encode(env)
+            }
+            Self::Identity(LocalChunk::Trimmed) => (atoms::ok(), atoms::trimmed()).encode(env),
+            Self::Identity(LocalChunk::Found(chunk)) => {
+                let pairs = [
+                    (atoms::chunk_id(), chunk.chunk_id.0.encode(env)),
+                    (atoms::epoch(), chunk.epoch.0.encode(env)),
+                    (atoms::crc(), chunk.crc.encode(env)),
+                ];
+                // No key comes twice, the only thing that could fail.
+                let found = map_of(env, &pairs).unwrap_or_else(|_| atoms::trimmed().encode(env));
+                (atoms::ok(), found).encode(env)
             }
             Self::Headers(Headers::NotPinned) => atoms::not_pinned().encode(env),
             Self::Headers(Headers::Chunks { chunks, next }) => {

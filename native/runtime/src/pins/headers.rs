@@ -5,8 +5,9 @@ use std::io;
 use std::sync::Arc;
 
 use stream_s3_core::chunk::{CHUNK_HEADER_SIZE, ChunkHeader, SEGMENT_HEADER};
+use stream_s3_core::decisions::timeline::{ChunkIdentity, LocalChunk};
 use stream_s3_core::fragment::Chunk;
-use stream_s3_core::units::Offset;
+use stream_s3_core::units::{Epoch, Offset};
 
 use crate::executor::Executor;
 use crate::segment::read_at;
@@ -63,6 +64,12 @@ impl Walk {
 
     /// The chunk here, stepping over it; `None` where the file ends, perhaps inside a chunk that is being written.
     fn step(&mut self, file: &File, len: u64) -> io::Result<Option<Chunk>> {
+        let found = self.header(file, len)?;
+        Ok(found.map(|(chunk, _)| chunk))
+    }
+
+    /// The same with the epoch of its writer.
+    fn header(&mut self, file: &File, len: u64) -> io::Result<Option<(Chunk, Epoch)>> {
         let mut bytes = [0; CHUNK_HEADER_SIZE];
         if read_at(file, &mut bytes, self.position)? < CHUNK_HEADER_SIZE {
             return Ok(None);
@@ -91,7 +98,7 @@ impl Walk {
         };
         self.position = end;
         self.next = header.next_chunk_id();
-        Ok(Some(chunk))
+        Ok(Some((chunk, header.epoch)))
     }
 
     /// Steps over chunks up to the one with the id `target`; false where more steps are to be taken.
@@ -114,6 +121,32 @@ pub(super) async fn end(
 ) -> io::Result<Offset> {
     let walk = seek(executor, file, Walk::from_start(segment), Offset(u64::MAX)).await?;
     Ok(walk.next)
+}
+
+/// What the segment has where a chunk should be.
+pub(super) async fn identity(
+    executor: &Executor,
+    file: Arc<File>,
+    segment: Offset,
+    chunk_id: Offset,
+) -> io::Result<LocalChunk> {
+    let start = Walk::from_start(segment);
+    let mut walk = seek(executor, Arc::clone(&file), start, chunk_id).await?;
+    if walk.next > chunk_id {
+        return Ok(LocalChunk::InsideAnother);
+    }
+    if walk.next < chunk_id {
+        return Ok(LocalChunk::Trimmed);
+    }
+    let look = move || walk.header(&file, file.metadata()?.len());
+    let found = run(executor, look).await?;
+    Ok(found.map_or(LocalChunk::Trimmed, |(chunk, epoch)| {
+        LocalChunk::Found(ChunkIdentity {
+            chunk_id,
+            epoch,
+            crc: chunk.crc,
+        })
+    }))
 }
 
 /// The next chunks of a segment, at most `max`.

@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use stream_s3_core::decisions::pins::{
     Joining, is_superfluous, joining, pins_to_release, segments_to_pin,
 };
+use stream_s3_core::decisions::timeline::LocalChunk;
 use stream_s3_core::key::StreamId;
 use stream_s3_core::units::Offset;
 
@@ -286,6 +287,23 @@ impl Pins {
         match self.holding(dir, place) {
             Some((segment, file)) => headers::read(executor, file, segment, place, max).await,
             None => Ok(Headers::NotPinned),
+        }
+    }
+
+    /// What the pinned segments have where a chunk should be; trimmed: none of them reaches that far. Reads 48 bytes for each chunk in front of it in its
+    /// segment, on a reader thread.
+    ///
+    /// # Errors
+    /// The segment cannot be read, or holds what is no chunk.
+    pub async fn identity(
+        &self,
+        executor: &Executor,
+        dir: &Path,
+        chunk_id: Offset,
+    ) -> Result<LocalChunk, io::Error> {
+        match self.holding(dir, Place::Offset(chunk_id)) {
+            Some((segment, file)) => headers::identity(executor, file, segment, chunk_id).await,
+            None => Ok(LocalChunk::Trimmed),
         }
     }
 

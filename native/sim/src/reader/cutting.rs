@@ -27,13 +27,15 @@ impl Reader {
             }
             Some(Turn::More) => {
                 self.watch_age(env);
+                self.first_cut(env);
                 self.go_on(env);
             }
             Some(Turn::EndOfLog) => {
                 self.watch_age(env);
+                self.first_cut(env);
                 self.end_of_log(env);
             }
-            Some(Turn::Gap) => self.verdict = Verdict::Resolve(TransferError::Timeout),
+            Some(Turn::Gap) => self.behind_gap(env),
             None => {}
         }
     }
@@ -43,8 +45,8 @@ impl Reader {
     }
 
     pub(super) fn has_room(&self, env: &Env) -> bool {
-        // Of a paused stream nothing is cut; what has been cut is uploaded and persisted.
-        !env.paused && self.cut.len() < env.plan.max_in_flight
+        // Of a paused stream nothing is cut; what has been cut is uploaded and persisted. Behind a gap nothing is of use.
+        !env.paused && self.gap.is_none() && self.cut.len() < env.plan.max_in_flight
     }
 
     pub(super) fn go_on(&mut self, env: &mut Env) {
@@ -65,7 +67,54 @@ impl Reader {
         self.go_on(env);
     }
 
+    /// The log does not have what must come next, and neither do the pins.
+    fn behind_gap(&mut self, env: &mut Env) {
+        if let Some(meta) = self.drain.as_mut().and_then(|drain| drain.cut(env)) {
+            self.cut(env, meta);
+        }
+        let at = self.drain.as_ref().map_or(0, |drain| drain.start());
+        self.lost(env, at);
+    }
+
+    /// Retention has deleted what must come next before it was uploaded. What is on its way in front of it may still arrive.
+    pub(super) fn lost(&mut self, env: &mut Env, at: u64) {
+        self.gap = Some(self.gap.map_or(at, |before| before.min(at)));
+        self.settle(env);
+    }
+
+    /// Resolves anew because of a gap, as soon as all that lies in front of it is persisted.
+    pub(super) fn settle(&mut self, env: &mut Env) {
+        let (Some(at), Some(core)) = (self.gap, &self.core) else {
+            return;
+        };
+        let (status, nothing_yet) = (core.status(), core.manifest().total_size == 0);
+        if self.any_before(at) || status.persist_in_flight {
+            return;
+        }
+        // A new beginning of which nothing has been uploaded: there is nothing to be persisted.
+        let reset = self.discarded.is_some();
+        if nothing_yet && reset || status.edits_waiting == 0 {
+            env.coverage.hit("gap settled");
+            self.cut_early = nothing_yet;
+            self.verdict = Verdict::Resolve(TransferError::Timeout);
+        } else if self.persist_failures.0 == 0 {
+            let now = TimestampMs(env.clock() + env.plan.persist_interval as i64);
+            self.tell(env, |core| core.tick(now));
+        }
+    }
+
+    /// Where a beginning came to nothing, the next one's first fragment does not wait for more data: what it has is deleted next.
+    fn first_cut(&mut self, env: &mut Env) {
+        if self.cut_early
+            && let Some(meta) = self.drain.as_mut().and_then(|drain| drain.cut(env))
+        {
+            env.coverage.hit("cut early");
+            self.cut(env, meta);
+        }
+    }
+
     fn cut(&mut self, env: &mut Env, meta: FragmentMeta) {
+        self.cut_early = false;
         self.cut.push_back(meta.next_offset.0);
         self.watch_age(env);
         let id = TransferId(env.fresh());
@@ -99,7 +148,7 @@ impl Reader {
                 Some(Turn::More) => {}
                 Some(Turn::EndOfLog) | None => break,
                 Some(Turn::Gap) => {
-                    self.verdict = Verdict::Resolve(TransferError::Timeout);
+                    self.behind_gap(env);
                     return;
                 }
             }

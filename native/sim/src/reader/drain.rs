@@ -6,6 +6,7 @@ use stream_s3_core::units::Offset;
 
 use crate::cluster::SegmentFile;
 use crate::env::Env;
+use crate::pins;
 use crate::twin::Twin;
 
 /// Headers read in one turn.
@@ -46,12 +47,14 @@ impl Drain {
     pub(crate) fn open(env: &Env, node: usize, at: u64) -> Option<Self> {
         let member = &env.cluster.members[node];
         let range = member.range();
-        if at != range.next && member.chunk_at(at).is_none() {
-            return None;
-        }
+        let file = if at == range.next || member.chunk_at(at).is_some() {
+            member.segment_of(at).cloned()
+        } else {
+            Some(pins::holding(env, node, at)?.clone())
+        };
         Some(Self {
             node,
-            file: member.segment_of(at).cloned(),
+            file,
             next: at,
             start: at,
             assembly: assembly(env, at),
@@ -82,8 +85,9 @@ impl Drain {
         self.since
     }
 
-    /// The next chunk, whether it is committed or not. As osiris, this continues with the oldest segment where the next one is gone.
-    fn peek(&mut self, env: &Env) -> Option<stream_s3_core::fragment::Chunk> {
+    /// The next chunk, whether it is committed or not. As osiris, this continues with the oldest segment where the next one is gone, unless that
+    /// is pinned.
+    fn peek(&mut self, env: &mut Env) -> Option<stream_s3_core::fragment::Chunk> {
         let member = &env.cluster.members[self.node];
         if let Some(file) = &self.file
             && let Some(chunk) = file.borrow().chunk_at(self.next)
@@ -95,8 +99,18 @@ impl Drain {
             return None;
         }
         let first = range.first.unwrap_or(self.next);
-        let at = self.next.max(first);
-        let file = member.segment_of(at)?.clone();
+        let pinned = pins::holding(env, self.node, self.next).filter(|_| self.next < first);
+        let (file, at) = match pinned {
+            Some(file) => (file.clone(), self.next),
+            None => {
+                let at = self.next.max(first);
+                (member.segment_of(at)?.clone(), at)
+            }
+        };
+        if self.next < first && at == self.next {
+            env.coverage.hit("pinned segment drained");
+        }
+        pins::drained(env, self.node, &file);
         let chunk = file.borrow().chunk_at(at);
         self.file = Some(file);
         chunk

@@ -9,6 +9,7 @@ use stream_s3_core::units::{Epoch, Offset, Revision, TimestampMs, Uid};
 
 use super::{Host, News, Reader, Timer, Verdict};
 use crate::env::Env;
+use crate::pins;
 use crate::replica;
 use crate::tasks::{PersistStage, Persisting, Work};
 use crate::twin::Twin;
@@ -232,6 +233,7 @@ impl Reader {
             env.violate(5, "the range is not the persisted manifest's".into());
         }
         env.publish(self.node, manifest);
+        pins::persisted(env, self.node, self.writer, next);
     }
 
     fn arm_persist_timer(&mut self, env: &mut Env, delay: u64) {

@@ -24,6 +24,7 @@ use stream_s3_core::units::{Offset, TransferId, Uid};
 use crate::cluster::Writer;
 use crate::env::{AttemptId, Cached, Env, Event, Pid, TaskId, TimerId};
 use crate::metadata::RootEntry;
+use crate::pins;
 use crate::tasks::{self, Answer, Found, Kind, Resolving, Stage, Task, TaskResult, Work};
 use crate::twin::Twin;
 
@@ -121,6 +122,10 @@ pub(crate) struct Reader {
     drain: Option<Drain>,
     draining: bool,
     paused: bool,
+    /// What has been lost behind all that is on its way: when everything before is persisted the reader resolves anew.
+    gap: Option<u64>,
+    /// Whether the next fragment is cut with the first chunks that come, because the last beginning came to nothing.
+    cut_early: bool,
     cut: VecDeque<u64>,
     age_timer: Option<(TimerId, u64)>,
     persist_timer: Option<TimerId>,
@@ -165,6 +170,8 @@ impl Reader {
             drain: None,
             draining: false,
             paused: false,
+            gap: None,
+            cut_early: false,
             cut: VecDeque::new(),
             age_timer: None,
             persist_timer: None,
@@ -267,8 +274,12 @@ impl Reader {
                 return Life::Ended(false);
             }
         }
-        if self.verdict == Verdict::Continue && self.core.is_some() && self.flush.is_some() {
-            self.flush(env);
+        if self.verdict == Verdict::Continue && self.core.is_some() {
+            if self.gap.is_some() {
+                self.settle(env);
+            } else if self.flush.is_some() {
+                self.flush(env);
+            }
         }
         match std::mem::replace(&mut self.verdict, Verdict::Continue) {
             Verdict::Continue => Life::Continues,
@@ -331,6 +342,7 @@ impl Reader {
         self.drain = None;
         self.draining = false;
         self.paused = false;
+        self.gap = None;
         self.cut.clear();
         self.age_timer = None;
         self.persist_timer = None;
@@ -452,8 +464,11 @@ impl Reader {
         let log = LocalLog {
             first: range.first.map(Offset),
             next: Offset(range.next),
-            pinned_first: None,
+            pinned_first: pins::prolonging(env, self.node, range.first),
         };
+        if log.pinned_first.is_some() {
+            env.coverage.hit("log prolonged by pins");
+        }
         let start = if timeline == Timeline::Different {
             on_other_timeline(&manifest, &log)
         } else {
@@ -477,8 +492,15 @@ impl Reader {
                 }
                 self.run(env, at, manifest, None);
             }
-            Start::LocalAhead { at, .. } => {
+            Start::LocalAhead { at, discarded } => {
                 env.coverage.hit("start local ahead");
+                if pins::must_hold(env, self.node, self.writer, discarded.next.0) {
+                    let what = format!(
+                        "offsets from {} were lost within the budget of pins",
+                        discarded.next
+                    );
+                    env.violate(4, what);
+                }
                 self.run(env, at, manifest, Some(ResetPersist::WithFirstFragment));
             }
             Start::RemoteAhead { at, .. } => {
@@ -498,6 +520,7 @@ impl Reader {
             self.verdict = Verdict::Resolve(TransferError::Timeout);
             return;
         };
+        pins::persisted(env, self.node, self.writer, at);
         self.drain = Some(drain);
         self.draining = true;
         env.send(self.pid, Msg::Drain);

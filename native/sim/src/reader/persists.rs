@@ -7,7 +7,7 @@ use stream_s3_core::units::{Epoch, Offset, Revision, TimestampMs, TransferId, Ui
 
 use super::effects::Effects;
 use super::retention::keys_of;
-use super::{Host, News, Reader, Verdict};
+use super::{Host, News, Reader};
 use crate::coverage::error_name;
 use crate::env::Env;
 use crate::metadata::RootEntry;
@@ -52,12 +52,13 @@ impl Reader {
         env.coverage.hit("event transfer_failed");
         env.coverage.hit(error_name(&error));
         let gone = matches!(&error, TransferError::OpenFailed { posix, .. } if posix == "enoent");
-        let next = self.core.as_ref().map(|core| core.manifest().next_offset.0);
+        let at = self.first_of(id);
         let first = env.cluster.members[self.node].range().first;
-        // Only when the oldest missing chunk is gone is it given up.
-        if gone && first > next {
+        // One that is pinned can be opened all the same.
+        if let Some(at) = at.filter(|at| gone && first > Some(*at)) {
             env.coverage.hit("out of reach");
-            self.verdict = Verdict::Resolve(TransferError::Timeout);
+            self.give_up(env, id);
+            self.lost(env, at);
             return;
         }
         let reason = Host::Reason(error.clone());

@@ -160,7 +160,24 @@ impl Reader {
         self.not_stored(env, id, error);
     }
 
-    /// The fragment is durable, so all its other attempts are superfluous.
+    /// First offset of a fragment on its way.
+    pub(super) fn first_of(&self, id: TransferId) -> Option<u64> {
+        let fragment = self.transfers.fragments.get(&id)?;
+        Some(fragment.meta.first_offset.0)
+    }
+
+    /// Whether a fragment in front of an offset is on its way.
+    pub(super) fn any_before(&self, at: u64) -> bool {
+        let mut fragments = self.transfers.fragments.values();
+        fragments.any(|fragment| fragment.meta.first_offset.0 < at)
+    }
+
+    /// No attempt of a fragment can succeed any more.
+    pub(super) fn give_up(&mut self, env: &mut Env, id: TransferId) {
+        self.drop_fragment(env, id);
+    }
+
+    /// All its other attempts are superfluous.
     fn drop_fragment(&mut self, env: &mut Env, id: TransferId) {
         self.transfers.fragments.remove(&id);
         let others: Vec<AttemptId> = self

@@ -18,6 +18,7 @@ use crate::bucket::{Part, StoreAnswer, StoreError, StoreOp, StoreValue};
 use crate::cluster::Range;
 use crate::env::{Cached, Env};
 use crate::metadata::{MetaAnswer, MetaError, MetaOp, MetaValue, RootEntry};
+use crate::pins;
 use crate::twin::Twin;
 
 impl Task {
@@ -36,6 +37,8 @@ impl Task {
                 if env.cluster.members[self.node].writer.map(|w| w.id) != Some(at.writer.id) {
                     return Some(Err(TransferError::Other));
                 }
+                // As soon as there is a log: while the stores do not answer, retention goes on.
+                pins::enter(env, self.node, at.writer);
                 if env.is(Twin::AnchorFirst) {
                     at.stage = Stage::Get;
                     let left = self.left(env);
@@ -318,6 +321,10 @@ impl Task {
 pub(crate) fn local_chunk(env: &Env, node: usize, chunk_id: Offset) -> LocalChunk {
     let member = &env.cluster.members[node];
     let range = member.range();
+    let trimmed = range.first.is_some_and(|first| chunk_id.0 < first);
+    if trimmed {
+        return pins::identity(env, node, chunk_id);
+    }
     if let Some(chunk) = member.chunk_at(chunk_id.0) {
         return LocalChunk::Found(ChunkIdentity {
             chunk_id,

@@ -12,6 +12,7 @@ use super::{Answer, Retained, Retaining, Task, Work, body};
 use crate::bucket::{Part, StoreError, StoreOp};
 use crate::cluster::MEMBERS;
 use crate::env::Env;
+use crate::pins;
 
 impl Task {
     pub(super) fn group(
@@ -116,6 +117,7 @@ impl Task {
                     env.coverage.hit("local retention");
                     env.local_deleted(writer, firsts[count]);
                     env.cluster.members[self.node].trim(count);
+                    pins::look(env, self.node);
                 }
                 Some(true)
             }

@@ -3,6 +3,7 @@
 use super::World;
 use crate::cluster::MEMBERS;
 use crate::env::{Event, Pid};
+use crate::pins;
 use crate::reader::Msg;
 use crate::replica;
 
@@ -15,6 +16,9 @@ impl World {
         let (now, clock) = (env.now, env.clock());
         for _ in 0..env.rng.between(1, 3) {
             env.cluster.write(&mut env.rng, now, clock);
+            for node in 0..MEMBERS {
+                pins::look(env, node);
+            }
         }
         let every = env.plan.write_every;
         self.periodically(every / 2, every, Event::Write);
@@ -34,6 +38,7 @@ impl World {
             });
         let count = (env.rng.between(1, 8) as usize).min(kept);
         if env.cluster.members[member].trim(count) > 0 {
+            pins::look(env, member);
             env.coverage.hit("user retention");
             env.note(|| format!("retention trims the log of member {member}"));
         }
