@@ -189,12 +189,17 @@ impl Pins {
 
     /// Looks at the directory of a log: pins what is new, measures what is deleted, and keeps the budget. Blocks on the file system.
     pub fn look(&self, dir: &Path) {
+        drop(self.look_and_keep(dir));
+    }
+
+    /// The same, leaving it to the caller to close what is let go: the last descriptor of a deleted file frees its blocks, which takes its time.
+    fn look_and_keep(&self, dir: &Path) -> Vec<Arc<File>> {
         let known = self.0.state.lock().known(dir);
-        if let Some(known) = known {
-            let found = survey(dir, known);
-            let gone = self.0.state.lock().take(dir, found);
-            drop(gone);
-        }
+        let Some(known) = known else {
+            return Vec::new();
+        };
+        let found = survey(dir, known);
+        self.0.state.lock().take(dir, found)
     }
 
     /// Lets go of a log and of all that is pinned of it, unless it has another writer by now. Blocks on the file system: the last descriptor of a

@@ -1,10 +1,12 @@
 //! Hears from the kernel of files that appear and disappear in log directories.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, pipe};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread;
 
@@ -30,11 +32,17 @@ impl Watch {
     pub(super) fn start(pins: &Arc<Shared>) -> io::Result<Self> {
         let inotify = Arc::new(inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?);
         let (end, alive) = pipe()?;
+        let (closer, gone) = channel::<Vec<Arc<File>>>();
         let listener = Listener {
             inotify: Arc::clone(&inotify),
             end,
             pins: Arc::downgrade(pins),
+            closer,
         };
+        // Nor does the one that opens wait for files to be closed. This one ends with it.
+        thread::Builder::new()
+            .name("stream_s3_close".to_owned())
+            .spawn(move || gone.into_iter().for_each(drop))?;
         // Not one of the readers: those may all be waiting for a slow disk, and a segment has to be opened before it is deleted.
         thread::Builder::new()
             .name("stream_s3_pins".to_owned())
@@ -61,6 +69,7 @@ struct Listener {
     inotify: Arc<OwnedFd>,
     end: PipeReader,
     pins: Weak<Shared>,
+    closer: Sender<Vec<Arc<File>>>,
 }
 
 impl Listener {
@@ -73,7 +82,9 @@ impl Listener {
             };
             for dir in changed(&mut reader, &pins) {
                 // The thread outlives a look that panics; the hook has said where.
-                let _ = caught(|| pins.look(&dir));
+                let gone = caught(|| pins.look_and_keep(&dir)).unwrap_or_default();
+                // Without the other thread they are closed here.
+                let _ = self.closer.send(gone);
             }
         }
     }
