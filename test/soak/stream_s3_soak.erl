@@ -277,7 +277,7 @@ behind(First, Bytes) ->
 
 %% What was dropped and not deleted is found once it is old enough, all of it and nothing else, and then it is gone.
 check_garbage(dropped_not_deleted, Pointer, #{stream := Stream} = Vm, #{dir := Dir, bucket := Bucket} = World) ->
-    {_, Fragments} = stream_s3_bucket:fragments(Bucket, Stream, Pointer),
+    {_Manifest, Fragments} = listed(Pointer, Stream, World),
     Listed = [Key || #{key := Key} <- Fragments],
     Unlisted = fun() -> [Key || Key <- stream_s3_bucket:keys(Bucket, Stream), element(1, parsed(Key)) =:= fragment] -- Listed end,
     Garbage = Unlisted(),
@@ -311,12 +311,17 @@ check_records(Records, Confirmed) ->
     Missing =:= [] orelse error({confirmed_and_not_there, Missing}),
     ok.
 
-tiered(Pointer, Stream, #{bucket := Bucket, store := Store}) ->
+tiered(Pointer, Stream, #{bucket := Bucket, store := Store} = World) ->
     ok = stream_s3_cli:verify(Store, Stream, Pointer),
-    {Manifest, Fragments} = stream_s3_bucket:fragments(Bucket, Stream, Pointer),
+    {Manifest, Fragments} = listed(Pointer, Stream, World),
     #manifest{first_offset = First, next_offset = End} = Manifest,
     Bytes = iolist_to_binary([stream_s3_bucket:chunk_bytes(Bucket, Fragment) || Fragment <- Fragments]),
     {stream_s3_bucket:root_key(Bucket, Stream, Pointer), {First, End}, Bytes}.
+
+%% A group that retention has consumed in part still has what it took.
+listed(Pointer, Stream, #{bucket := Bucket}) ->
+    {#manifest{first_offset = First} = Manifest, Fragments} = stream_s3_bucket:fragments(Bucket, Stream, Pointer),
+    {Manifest, [Fragment || #{first_offset := At} = Fragment <- Fragments, At >= First]}.
 
 local(#{writer := Writer} = Vm) ->
     #{bytes := Bytes} = stream_s3_chunks:of_log(call(Vm, stream_s3_osiris, dir, [Writer])),
