@@ -1,17 +1,13 @@
 //! Messages to Erlang processes. They leave from threads of the runtime alone: a scheduler must not wait for another
 //! process' mailbox, and the VM forbids it there.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use rustler::{Encoder, LocalPid, OwnedEnv, ResourceArc};
-use stream_s3_runtime::{Event, Executor, Mailbox};
+use stream_s3_runtime::{Event, Executor, Mailbox, Running};
 use stream_s3_store::{Op, StoreError};
-use tokio::task::AbortHandle;
 
 use crate::handle::{Opaque, Watch};
 use crate::term::{Failed, Panicked, Reason, StoreAnswer, atoms};
@@ -99,11 +95,8 @@ impl Mailbox for OwnerMailbox {
     }
 }
 
-/// Requests that run, by what their requester calls them; two may have the same name.
-type Running = HashMap<Opaque, Vec<(u64, AbortHandle)>>;
-
-static REQUESTS: LazyLock<Mutex<Running>> = LazyLock::new(Mutex::default);
-static NEXT_REQUEST: AtomicU64 = AtomicU64::new(0);
+/// Requests that run, by what their requester calls them.
+static REQUESTS: LazyLock<Running<Opaque>> = LazyLock::new(Running::default);
 
 /// Runs a store request and sends `{store_result, Ref, Result}` when it has ended. Nothing is sent once it has been
 /// cancelled; a requester that dies cancels it.
@@ -117,31 +110,23 @@ pub(crate) fn request<F>(
 ) where
     F: Future<Output = Result<StoreAnswer, StoreError>> + Send + 'static,
 {
-    let number = NEXT_REQUEST.fetch_add(1, Ordering::Relaxed);
-    let mut running = REQUESTS.lock();
-    // Taken before the task can end, so that it finds its own entry.
-    let entry = Entry {
-        reference: reference.clone(),
-        number,
-    };
-    let task = executor.tokio().spawn(async move {
-        let entry = entry;
+    let name = reference.clone();
+    REQUESTS.start(executor, name, async move {
         let guarded = stream_s3_runtime::caught_async(request);
         let outcome = tokio::select! {
             outcome = guarded => outcome,
             () = death_of(&watch) => return,
         };
-        let reference = &entry.reference;
         match outcome {
             Ok(Ok(answer)) => send(
                 &to,
-                (atoms::store_result(), reference, (atoms::ok(), answer)),
+                (atoms::store_result(), &reference, (atoms::ok(), answer)),
             ),
             Ok(Err(error)) => send(
                 &to,
                 (
                     atoms::store_result(),
-                    reference,
+                    &reference,
                     (atoms::error(), Failed(&error)),
                 ),
             ),
@@ -149,43 +134,18 @@ pub(crate) fn request<F>(
                 &to,
                 (
                     atoms::store_result(),
-                    reference,
+                    &reference,
                     (atoms::error(), Panicked(op, text)),
                 ),
             ),
         }
     });
-    running
-        .entry(reference)
-        .or_default()
-        .push((number, task.abort_handle()));
 }
 
 /// Aborts requests; unknown references are ignored.
 pub(crate) fn cancel(references: &[Opaque]) {
     for reference in references {
-        let tasks = REQUESTS.lock().remove(reference);
-        for (_, task) in tasks.into_iter().flatten() {
-            task.abort();
-        }
-    }
-}
-
-/// The entry of one request, which goes when the request does.
-struct Entry {
-    reference: Opaque,
-    number: u64,
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        let mut running = REQUESTS.lock();
-        if let Some(tasks) = running.get_mut(&self.reference) {
-            tasks.retain(|(number, _)| *number != self.number);
-            if tasks.is_empty() {
-                running.remove(&self.reference);
-            }
-        }
+        REQUESTS.cancel(reference);
     }
 }
 

@@ -5,11 +5,11 @@
 //! socket; with a mebibyte both copies went through memory. A few of them let the socket drain while the next one is filled.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// Bytes that one buffer takes from files.
 pub const BUFFER_SIZE: usize = 256 << 10;

@@ -11,8 +11,10 @@ pub mod integrity;
 pub mod metrics;
 mod panics;
 pub mod pins;
+mod running;
 mod segment;
 mod store;
+mod sync;
 mod transfer;
 
 pub use executor::{Executor, StartError};
@@ -20,6 +22,7 @@ pub use governor::{Event, Governor, Limits, Mailbox, Work};
 pub use metrics::Snapshot;
 pub use panics::caught_async;
 pub use pins::Pins;
+pub use running::Running;
 pub use segment::posix_name;
 pub use store::{Read, Settings, Store};
 pub use transfer::{Fragment, reason};

@@ -3,9 +3,8 @@
 //! Counters only grow. Gauges are set from the governor's own state after each of its steps, and read from the buffer
 //! pool itself, never counted up and down: a missed decrement would stay wrong for ever.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::buffers::BufferPool;
+use crate::sync::{AtomicU64, Ordering};
 
 /// The numbers of one governor, shared between its task, its transfers and whoever reads them.
 #[derive(Debug, Default)]

@@ -3,21 +3,19 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use stream_s3_core::admission::{Admission, Next, Rate};
 use stream_s3_core::error::{ErrorClass, TransferError};
 use stream_s3_core::units::{MonotonicUs, Uid};
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::{Command, Event, Limits, Mailbox, Work};
 use crate::executor::Executor;
 use crate::metrics::Metrics;
 use crate::panics;
 use crate::store::Store;
+use crate::sync::{AbortHandle, Instant, MissedTickBehavior, Ordering, interval, sleep_until};
 use crate::transfer::{self, Fragment};
 
 /// How often dead requesters are looked for while there is work.
@@ -140,6 +138,10 @@ impl<K: Eq + Hash + Send + Sync + Clone + 'static> Task<K> {
             self.settle(ended);
         }
         self.publish();
+        // Whoever asked for a stop may have let go of the last handle before it was complete.
+        for done in self.stopping.into_iter().flat_map(|stop| stop.done) {
+            done();
+        }
     }
 
     fn obey(&mut self, command: Command<K>) {

@@ -7,7 +7,6 @@ mod task;
 
 use std::hash::Hash;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use stream_s3_core::admission::Rate;
 use stream_s3_core::error::TransferError;
@@ -17,6 +16,7 @@ use tokio::sync::mpsc;
 use crate::executor::Executor;
 use crate::metrics::{Metrics, Snapshot};
 use crate::store::Store;
+use crate::sync::Ordering;
 use crate::transfer::Fragment;
 
 /// Where the answers to one submission go. Called from runtime threads only, and must not block.
