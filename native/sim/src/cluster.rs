@@ -354,6 +354,14 @@ impl Cluster {
         }
     }
 
+    /// Id of the last chunk that a follower knows to be committed, if it has one.
+    pub(crate) fn known_committed(&self, index: usize) -> Option<u64> {
+        let (_, writer) = self.current()?;
+        let member = &self.members[index];
+        let last = member.last().filter(|_| member.up && member.joined)?;
+        Some(last.id.min(u64::try_from(writer.committed).unwrap_or(0)))
+    }
+
     /// A follower that is behind the leader's retention begins anew.
     fn rejoin_behind_trim(&mut self, leader: usize, index: usize, next: u64) {
         if let Some(first) = self.members[leader].range().first

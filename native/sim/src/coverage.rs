@@ -113,6 +113,7 @@ pub const REQUIRED: &[&str] = &[
     "cancel queued",
     "cancel running",
     "local retention",
+    "local retention of a replica",
     "log not trimmed",
     "retention through a group",
     "retention incomplete",

@@ -10,7 +10,7 @@ use stream_s3_core::fragment::FragmentMeta;
 use stream_s3_core::invariants::{Check, Violation};
 use stream_s3_core::key::{Prefix, StreamId};
 use stream_s3_core::manifest::Manifest;
-use stream_s3_core::units::Uid;
+use stream_s3_core::units::{Offset, Uid};
 
 use crate::bucket::{self, Bucket, Fate, StoreAnswer, StoreError, StoreOp};
 use crate::cluster::Cluster;
@@ -100,6 +100,8 @@ pub(crate) enum Event {
     Sweep(usize, Pid),
     Replica(usize, Rc<Sent>),
     ReplicaLook(usize),
+    /// Of a log that is tiered up to there.
+    ReplicaTrim(usize, Offset),
     ReplicaSync(usize, u64),
     ReplicaSynced(usize, u64, Synced),
 }

@@ -370,6 +370,18 @@ impl Env {
         }
     }
 
+    /// The same of a replica's log, whose manifest may be old, but is never ahead.
+    pub(crate) fn replica_trimmed(&mut self, node: usize, below: Offset) {
+        let tier = self.oracle.tier.as_ref();
+        let next = tier.map_or(Offset(0), |tier| tier.manifest.next_offset);
+        if !self.metadata.deleted && below > next {
+            self.violate(
+                9,
+                format!("replica {node} deletes segments up to {below}, tiered up to {next}"),
+            );
+        }
+    }
+
     // --- the stores --------------------------------------------------------------------------------------------------
 
     /// An object is about to be stored.

@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use stream_s3_core::decisions::local_retention::{deletable_segments, floor};
 use stream_s3_core::decisions::replica::{Acceptance, Broadcast, ResyncReason, accept};
 use stream_s3_core::decisions::resolution::{
     Fetched, Metadata as Known, Resolve, resolve, resolved,
@@ -72,6 +73,8 @@ pub(crate) struct Replica {
     failures: u32,
     /// What has come meanwhile, oldest first.
     later: Vec<Rc<Sent>>,
+    /// Whether the local log is being trimmed, and whether there has been news since that began.
+    trim: Option<bool>,
 }
 
 /// Sends news to the other nodes.
@@ -133,6 +136,7 @@ pub(crate) fn look(env: &mut Env, node: usize) {
         };
     }
     sync(env, node);
+    trim(env, node);
 }
 
 /// The replica has ended.
@@ -203,6 +207,7 @@ fn follow(env: &mut Env, node: usize, epoch: Epoch, mut broadcast: Broadcast<'_>
         Acceptance::Accept(manifest) => {
             env.coverage.hit("replica accepts");
             publish(env, node, manifest);
+            trim(env, node);
         }
         Acceptance::Stale => env.coverage.hit("replica stale"),
         Acceptance::Resync(reason) => {
@@ -348,8 +353,53 @@ fn newer(env: &mut Env, node: usize, manifest: Manifest, epoch: Epoch) {
     table.replica.epoch = Some(epoch);
     let later = std::mem::take(&mut table.replica.later);
     publish(env, node, manifest);
+    trim(env, node);
     for sent in later {
         received(env, node, &sent);
+    }
+}
+
+/// Each member of a stream trims its own log.
+fn trim(env: &mut Env, node: usize) {
+    let table = &mut env.nodes[node].table;
+    if !env.plan.local_uploaded || table.replica.epoch.is_none() {
+        return;
+    }
+    if let Some(again) = &mut table.replica.trim {
+        *again = true;
+        return;
+    }
+    if let Cached::Known(manifest) = &table.cached
+        && !manifest.entries.is_empty()
+    {
+        let next = manifest.next_offset;
+        table.replica.trim = Some(false);
+        let delay = env.rng.between(0, 60);
+        env.after(delay, Event::ReplicaTrim(node, next));
+    }
+}
+
+/// Osiris' process has come to it. Nothing goes that the replica does not know to be committed: a manifest that is older than its log may be
+/// of another one.
+pub(crate) fn trim_now(env: &mut Env, node: usize, next: Offset) {
+    let Some(again) = env.nodes[node].table.replica.trim.take() else {
+        return;
+    };
+    if let Some(committed) = env.cluster.known_committed(node) {
+        let segments = &env.cluster.members[node].segments;
+        let firsts: Vec<Offset> = segments
+            .iter()
+            .map(|segment| Offset(segment.borrow().first))
+            .collect();
+        let count = deletable_segments(&firsts, floor(next, &[Offset(committed)]));
+        if count > 0 {
+            env.coverage.hit("local retention of a replica");
+            env.replica_trimmed(node, firsts[count]);
+            env.cluster.members[node].trim(count);
+        }
+    }
+    if again {
+        trim(env, node);
     }
 }
 
