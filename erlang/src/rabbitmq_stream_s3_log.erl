@@ -6,7 +6,7 @@
 -module(rabbitmq_stream_s3_log).
 
 -export([replica_context/2]).
--export([writers/0, replicas/0, context/2, epoch/1, range/1]).
+-export([writers/0, replicas/0, context/2, epoch/1, replica_epoch/1, range/1]).
 -export([open/2, close/1, read/2, answered/2, behind_gap/2, next_offset/1, identity/2]).
 -export([committed_chunk_id/1, rest/2]).
 -export([index_files/1, replica_positions/1]).
@@ -121,7 +121,15 @@ recovered(Writer) ->
 %% @doc The epoch in which the writer writes.
 -spec epoch(context()) -> {ok, non_neg_integer()} | {error, unknown_epoch}.
 epoch(#{reference := Reference}) ->
-    try osiris_counters:overview({osiris_writer, Reference}) of
+    epoch_of({osiris_writer, Reference}).
+
+%% @doc The epoch of the writer that a replica follows.
+-spec replica_epoch(context()) -> {ok, non_neg_integer()} | {error, unknown_epoch}.
+replica_epoch(#{reference := Reference}) ->
+    epoch_of({osiris_replica, Reference}).
+
+epoch_of(CounterId) ->
+    try osiris_counters:overview(CounterId) of
         #{epoch := Epoch} -> {ok, Epoch};
         _ -> {error, unknown_epoch}
     catch

@@ -27,7 +27,7 @@
 -export([chunk_is_committed/2, compare_log/2, start_on_other_timeline/2, check_timeline/2, check_beginning/2, check_continuation/2, error_class/1]).
 -export([resolve_manifest/3, resolve_root/2]).
 -export([retry_delay/4, valid_stream_id/1, object_key/3]).
--export([may_delete/2, deletable_segments/3, gc_verdict/3, key_prefix/2, parse_key/2]).
+-export([may_delete/2, deletable_segments/3, replica_floor/4, gc_verdict/3, key_prefix/2, parse_key/2]).
 -export([accept_edits/5]).
 -export([adoption_begin/4, adoption_next/1, adoption_found/2]).
 -export([store_open/1, store_probe/3, store_put/6, store_get/5, store_delete/4, store_list/6, store_cancel/1, store_metrics/0]).
@@ -437,6 +437,12 @@ may_delete(_DroppedBelow, _PersistedFirst) -> ?NOT_LOADED.
 %% are those of all segments, ascending.
 -spec deletable_segments(FirstOffsets :: [offset()], PersistedNext :: offset(), Replicas :: [offset()]) -> non_neg_integer().
 deletable_segments(_FirstOffsets, _PersistedNext, _Replicas) -> ?NOT_LOADED.
+
+%% @doc Below which offset a replica may trim its log: 0 unless the manifest was persisted in the epoch that the log is in.
+-spec replica_floor(PersistedNext :: offset(), PersistedIn, LogEpoch, Committed :: offset()) -> offset() when
+    PersistedIn :: non_neg_integer(),
+    LogEpoch :: non_neg_integer().
+replica_floor(_PersistedNext, _PersistedIn, _LogEpoch, _Committed) -> ?NOT_LOADED.
 
 %% @doc Whether an object is garbage: {@link rabbitmq_stream_s3_gc}. `optional': only where somebody wants orphans to go.
 -spec gc_verdict(Object, gc_stream(), Limits) -> gc_verdict() when

@@ -273,13 +273,13 @@ again(Reason, StreamId, #replica{failures = Failures} = Replica) ->
 %% --- the local log ---------------------------------------------------------------------------------------------------
 
 %% Each member of a stream trims its own log. In a process of its own: osiris may be busy with other streams.
-trim(StreamId, #replica{known = {epoch, _}, trim = none, pid = Pid} = Replica) ->
+trim(StreamId, #replica{known = {epoch, Epoch}, trim = none, pid = Pid} = Replica) ->
     case {rabbitmq_stream_s3_config:get(local_retention), rabbitmq_stream_s3_manifest_cache:get(StreamId)} of
         {uploaded, {resolved, #manifest{next_offset = Next, entries = <<_, _/binary>>}, _Revision}} ->
             Server = self(),
             Tag = make_ref(),
             Timeout = rabbitmq_stream_s3_config:get(retention_timeout_ms),
-            _ = spawn_link(fun() -> Server ! {trimmed, StreamId, Tag, trim_log(Pid, Next, Timeout)} end),
+            _ = spawn_link(fun() -> Server ! {trimmed, StreamId, Tag, trim_log(Pid, {Next, Epoch}, Timeout)} end),
             Replica#replica{trim = {Tag, false}};
         {_PolicyOrNothingToGoBy, _} ->
             Replica
@@ -289,10 +289,10 @@ trim(_StreamId, #replica{known = {epoch, _}, trim = {Tag, _}} = Replica) ->
 trim(_StreamId, #replica{known = pending} = Replica) ->
     Replica.
 
-trim_log(Pid, Next, Timeout) ->
+trim_log(Pid, Persisted, Timeout) ->
     Until = erlang:monotonic_time(millisecond) + Timeout,
     try
-        rabbitmq_stream_s3_retention:local_replica(Pid, Next, Until)
+        rabbitmq_stream_s3_retention:local_replica(Pid, Persisted, Until)
     catch
         Class:Reason -> {error, {crashed, {Class, Reason}}}
     end.

@@ -62,28 +62,35 @@ object(StreamId, #group_ref{offset = Offset, kind = Kind, uid = Uid}) ->
     {ok, Deleted :: non_neg_integer()} | {error, term()}.
 local(#{reference := Reference} = Context, Writer, PersistedNext, Until) ->
     case rabbitmq_stream_s3_log:replica_positions(Writer) of
-        {ok, Replicas} -> trim_log(Context, {osiris_writer, Reference}, PersistedNext, Replicas, Until);
+        {ok, Replicas} -> trim_log(Context, {osiris_writer, Reference}, fun() -> PersistedNext end, Replicas, Until);
         {error, _} = Error -> Error
     end.
 
-%% @doc The same of the log of a replica, which nobody copies. Nothing goes that the replica does not know to be committed: a manifest
-%% that is older than its log may be of another one.
--spec local_replica(Replica :: pid(), PersistedNext :: offset(), Until :: integer()) ->
+%% @doc The same of the log of a replica, which nobody copies. Nothing goes that the replica does not know to be committed, and nothing
+%% by a manifest that another writer has persisted than the one that the log follows when it comes to it: that may be of records which
+%% were lost since.
+-spec local_replica(Replica :: pid(), {PersistedNext :: offset(), PersistedIn :: non_neg_integer()}, Until :: integer()) ->
     {ok, Deleted :: non_neg_integer()} | {error, term()}.
-local_replica(Replica, PersistedNext, Until) ->
+local_replica(Replica, Persisted, Until) ->
     case rabbitmq_stream_s3_log:replica_context(Replica, left(Until)) of
         {ok, #{reference := Reference} = Context} ->
-            Committed = max(0, rabbitmq_stream_s3_log:committed_chunk_id(Context)),
-            trim_log(Context, {osiris_replica, Reference}, PersistedNext, [Committed], Until);
+            trim_log(Context, {osiris_replica, Reference}, fun() -> replica_floor(Context, Persisted) end, [], Until);
         {error, _} = Error ->
             Error
     end.
 
-trim_log(#{name := Name, dir := Dir, shared := Shared}, CounterId, PersistedNext, Behind, Until) ->
+replica_floor(Context, {PersistedNext, PersistedIn}) ->
+    Committed = max(0, rabbitmq_stream_s3_log:committed_chunk_id(Context)),
+    case rabbitmq_stream_s3_log:replica_epoch(Context) of
+        {ok, Epoch} -> rabbitmq_stream_s3_nif:replica_floor(PersistedNext, PersistedIn, Epoch, Committed);
+        {error, unknown_epoch} -> 0
+    end.
+
+trim_log(#{name := Name, dir := Dir, shared := Shared}, CounterId, Floor, Behind, Until) ->
     Owner = self(),
     Tag = make_ref(),
     Trim = fun(_Evaluated) ->
-        Owner ! {Tag, trim(Dir, Shared, CounterId, PersistedNext, Behind)},
+        Owner ! {Tag, trim(Dir, Shared, CounterId, Floor, Behind)},
         ok
     end,
     %% A key of our own, which no stream can have as its name: under that one it would take the place of osiris' own.
@@ -94,11 +101,11 @@ trim_log(#{name := Name, dir := Dir, shared := Shared}, CounterId, PersistedNext
     end.
 
 %% Runs in osiris' process. Whatever is raised there takes all streams of the node down.
-trim(Dir, Shared, CounterId, PersistedNext, Replicas) ->
+trim(Dir, Shared, CounterId, Floor, Replicas) ->
     try
         Segments = rabbitmq_stream_s3_log:index_files(Dir),
         Firsts = [First || {First, _File} <- Segments],
-        Count = rabbitmq_stream_s3_nif:deletable_segments(Firsts, PersistedNext, Replicas),
+        Count = rabbitmq_stream_s3_nif:deletable_segments(Firsts, Floor(), Replicas),
         Result = delete_segments(lists:sublist(Segments, Count), 0),
         _ = Count > 0 andalso publish(osiris_log:evaluate_retention(Dir, []), Shared, osiris_counters:fetch(CounterId)),
         Result

@@ -728,6 +728,8 @@ retention_and_garbage_take_and_answer_their_terms(_Config) ->
     ?assertEqual(2, ?NIF:deletable_segments([0, 10, 20, 30], 29, [])),
     ?assertEqual(1, ?NIF:deletable_segments([0, 10, 20, 30], 29, [40, 19])),
     ?assertError({badarg, _}, ?NIF:deletable_segments([0 | 10], 29, [])),
+    ?assertEqual([30, 12, 0], [?NIF:replica_floor(30, 4, Epoch, Committed) || {Epoch, Committed} <- [{4, 40}, {4, 12}, {5, 40}]]),
+    ?assertError({badarg, _}, ?NIF:replica_floor(30, 4, none, 40)),
     Limits = #{gc_min_age_ms => 100, discarded_tier_grace_ms => 1000},
     Key = ?NIF:object_key(<<"a">>, ?STREAM, {fragment, 7, 1}),
     Judge = fun(Age, Stream) -> ?NIF:gc_verdict(#{prefix => <<"a">>, key => Key, age_ms => Age}, Stream, Limits) end,

@@ -26,6 +26,23 @@ fn deletable_segments(first_offsets: Term, persisted: Term, replicas: Term) -> N
     Ok(local_retention::deletable_segments(&first_offsets, floor))
 }
 
+/// Below which offset a replica may trim its log. Constant time.
+#[rustler::nif]
+fn replica_floor(
+    persisted: Term,
+    persisted_in: Term,
+    log: Term,
+    committed: Term,
+) -> NifResult<u64> {
+    let floor = local_retention::replica_floor(
+        term::offset(persisted, "persisted next offset")?,
+        term::epoch(persisted_in, "epoch of the manifest")?,
+        term::epoch(log, "epoch of the log")?,
+        term::offset(committed, "committed chunk id")?,
+    );
+    Ok(floor.0)
+}
+
 /// What the keys of one stream, or of all streams, begin with.
 #[rustler::nif]
 fn key_prefix(prefix: Term, streams: Term) -> NifResult<String> {

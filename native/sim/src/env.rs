@@ -10,7 +10,7 @@ use stream_s3_core::fragment::FragmentMeta;
 use stream_s3_core::invariants::{Check, Violation};
 use stream_s3_core::key::{Prefix, StreamId};
 use stream_s3_core::manifest::Manifest;
-use stream_s3_core::units::{Offset, Uid};
+use stream_s3_core::units::{Epoch, Offset, Uid};
 
 use crate::bucket::{self, Bucket, Fate, StoreAnswer, StoreError, StoreOp};
 use crate::cluster::Cluster;
@@ -100,8 +100,8 @@ pub(crate) enum Event {
     Sweep(usize, Pid),
     Replica(usize, Rc<Sent>),
     ReplicaLook(usize),
-    /// Of a log that is tiered up to there.
-    ReplicaTrim(usize, Offset),
+    /// Of a log that is tiered up to there, as the writer of that epoch has persisted.
+    ReplicaTrim(usize, (Offset, Epoch)),
     ReplicaSync(usize, u64),
     ReplicaSynced(usize, u64, Synced),
 }
@@ -225,7 +225,7 @@ pub(crate) struct Env {
 }
 
 /// What the wall clock shows in the beginning.
-const EPOCH: i64 = 1_700_000_000_000;
+const CLOCK_START: i64 = 1_700_000_000_000;
 /// By how much the clocks that object ages and discards are told by are wrong at most.
 pub(crate) const CLOCK_ERROR: i64 = 4_000;
 
@@ -239,8 +239,8 @@ impl Env {
         let first = std::mem::replace(&mut parts[0], Part::new(0, &plan));
         Self {
             now: 0,
-            skew: EPOCH,
-            latest_clock: EPOCH,
+            skew: CLOCK_START,
+            latest_clock: CLOCK_START,
             twin: limits.twin,
             prefix: Prefix::default(),
             stream: first.stream,
@@ -332,7 +332,7 @@ impl Env {
 
     /// What a wall clock shows that is set right now and then, in the store's time: for ages of hours, which smaller errors do not matter to.
     pub(crate) fn rough_clock(&self) -> i64 {
-        self.now as i64 + (self.skew - EPOCH).clamp(-CLOCK_ERROR, CLOCK_ERROR)
+        self.now as i64 + (self.skew - CLOCK_START).clamp(-CLOCK_ERROR, CLOCK_ERROR)
     }
 
     /// An event of the stream at hand.

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use stream_s3_core::decisions::local_retention::{deletable_segments, floor};
+use stream_s3_core::decisions::local_retention::{deletable_segments, replica_floor};
 use stream_s3_core::decisions::replica::{Acceptance, Broadcast, ResyncReason, accept};
 use stream_s3_core::decisions::resolution::{
     Fetched, Metadata as Known, Resolve, resolve, resolved,
@@ -362,9 +362,9 @@ fn newer(env: &mut Env, node: usize, manifest: Manifest, epoch: Epoch) {
 /// Each member of a stream trims its own log.
 fn trim(env: &mut Env, node: usize) {
     let table = &mut env.nodes[node].table;
-    if !env.plan.local_uploaded || table.replica.epoch.is_none() {
+    let Some(epoch) = table.replica.epoch.filter(|_| env.plan.local_uploaded) else {
         return;
-    }
+    };
     if let Some(again) = &mut table.replica.trim {
         *again = true;
         return;
@@ -372,16 +372,15 @@ fn trim(env: &mut Env, node: usize) {
     if let Cached::Known(manifest) = &table.cached
         && !manifest.entries.is_empty()
     {
-        let next = manifest.next_offset;
+        let persisted = (manifest.next_offset, epoch);
         table.replica.trim = Some(false);
         let delay = env.rng.between(0, 60);
-        env.after(delay, Event::ReplicaTrim(node, next));
+        env.after(delay, Event::ReplicaTrim(node, persisted));
     }
 }
 
-/// Osiris' process has come to it. Nothing goes that the replica does not know to be committed: a manifest that is older than its log may be
-/// of another one.
-pub(crate) fn trim_now(env: &mut Env, node: usize, next: Offset) {
+/// Osiris' process has come to it.
+pub(crate) fn trim_now(env: &mut Env, node: usize, (next, epoch): (Offset, Epoch)) {
     let Some(again) = env.nodes[node].table.replica.trim.take() else {
         return;
     };
@@ -391,7 +390,13 @@ pub(crate) fn trim_now(env: &mut Env, node: usize, next: Offset) {
             .iter()
             .map(|segment| Offset(segment.borrow().first))
             .collect();
-        let count = deletable_segments(&firsts, floor(next, &[Offset(committed)]));
+        let log = if env.is(Twin::ReplicaFloor) {
+            epoch
+        } else {
+            Epoch(env.cluster.epoch)
+        };
+        let floor = replica_floor(next, epoch, log, Offset(committed));
+        let count = deletable_segments(&firsts, floor);
         if count > 0 {
             env.coverage.hit("local retention of a replica");
             env.replica_trimmed(node, firsts[count]);

@@ -80,6 +80,8 @@ twins! {
     GcRecheck = "gc-recheck",
     /// A replica applies edits that do not continue its manifest.
     ReplicaSequence = "replica-sequence",
+    /// A replica trims its log by the manifest of whatever writer.
+    ReplicaFloor = "replica-floor",
     /// Local segments go up to the speculative end of the tier.
     LocalFloor = "local-floor",
     /// Segments are held open from the moment on in which they are drained, and not as soon as they appear.

@@ -75,6 +75,7 @@ twins! {
     a_young_object_that_is_collected_is_noticed: GcAge,
     a_deletion_on_an_old_proof_is_noticed: GcRecheck,
     an_edit_that_is_applied_out_of_order_is_noticed: ReplicaSequence,
+    a_replica_that_trims_by_an_old_manifest_is_noticed: ReplicaFloor,
     a_local_segment_that_goes_too_early_is_noticed: LocalFloor,
     a_segment_that_is_pinned_too_late_is_noticed: PinBeforeUnlink,
 }

@@ -1,6 +1,6 @@
 //! Which local segments may go because the tier has them.
 
-use crate::units::Offset;
+use crate::units::{Epoch, Offset};
 
 /// Below which offset local data is no longer needed: the persisted next offset, or where the slowest replica is.
 #[must_use]
@@ -15,6 +15,23 @@ pub fn deletable_segments(first_offsets: &[Offset], floor: Offset) -> usize {
     first_offsets
         .get(1..)
         .map_or(0, |ends| ends.partition_point(|end| *end <= floor))
+}
+
+/// The floor of a replica's own log, of which `committed` is the last chunk that it knows to be committed. The manifest has to be of the writer
+/// that the log follows now: only that writer's reader has compared the two. One that an earlier writer persisted may be of records that were
+/// lost since, and say that offsets are tiered which the log has other records for. Constant time.
+#[must_use]
+pub fn replica_floor(
+    persisted_next: Offset,
+    persisted_in: Epoch,
+    log: Epoch,
+    committed: Offset,
+) -> Offset {
+    if persisted_in == log {
+        persisted_next.min(committed)
+    } else {
+        Offset(0)
+    }
 }
 
 #[cfg(test)]
@@ -42,5 +59,15 @@ mod tests {
     fn the_slowest_replica_holds_segments_back() {
         assert_eq!(floor(Offset(30), &[]), Offset(30));
         assert_eq!(floor(Offset(30), &[Offset(40), Offset(12)]), Offset(12));
+    }
+
+    #[test]
+    fn a_replica_trims_by_the_manifest_of_its_own_writer_only() {
+        let floor =
+            |of, committed| replica_floor(Offset(30), Epoch(of), Epoch(4), Offset(committed));
+        assert_eq!(floor(4, 40), Offset(30));
+        assert_eq!(floor(4, 12), Offset(12));
+        assert_eq!(floor(3, 40), Offset(0));
+        assert_eq!(floor(5, 40), Offset(0));
     }
 }

@@ -221,7 +221,7 @@ impl World {
                 let every = env.plan.reconcile_every;
                 self.periodically(every, every, Event::ReplicaLook(node));
             }
-            Event::ReplicaTrim(node, next) => replica::trim_now(env, node, next),
+            Event::ReplicaTrim(node, persisted) => replica::trim_now(env, node, persisted),
             Event::ReplicaSync(node, tag) => replica::read(env, node, tag),
             Event::ReplicaSynced(node, tag, result) => replica::synced(env, node, tag, result),
         }
