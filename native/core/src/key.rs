@@ -219,6 +219,12 @@ pub fn streams_prefix(prefix: &Prefix) -> String {
     format!("{prefix}/stream/")
 }
 
+/// What the keys of all history runs start with. Ends in `/`.
+#[must_use]
+pub fn histories_prefix(prefix: &Prefix) -> String {
+    format!("{prefix}/history/")
+}
+
 /// What all keys of a history run start with. Ends in `/`.
 #[must_use]
 pub fn history_prefix(prefix: &Prefix, run: &RunId) -> String {

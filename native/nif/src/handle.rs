@@ -1,18 +1,24 @@
 //! What Erlang holds references to, and Erlang terms that Rust holds on to.
 
 use std::hash::{Hash, Hasher};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use rustler::env::SavedTerm;
-use rustler::{Encoder, Env, LocalPid, Monitor, OwnedEnv, Resource, ResourceArc, Term};
+use rustler::{
+    Binary, Encoder, Env, LocalPid, Monitor, NifResult, OwnedEnv, Resource, ResourceArc, Term,
+};
 use stream_s3_core::decisions::adoption::Search;
 use stream_s3_core::fragment::Assembly;
+use stream_s3_core::history;
 use stream_s3_core::key::Prefix;
 use stream_s3_core::manifest::{LookupContinuation, RetentionContinuation};
 use stream_s3_core::replica_reader::Machine;
 use stream_s3_runtime::{Governor, Store};
+
+use crate::term;
 
 /// Any Erlang term, kept outside of a process and handed back as it was: references of resources, funs and pids too.
 ///
@@ -116,6 +122,9 @@ pub(crate) struct SearchHandle {
     pub(crate) prefix: Prefix,
 }
 
+/// A state of a history machine: a value, too.
+pub(crate) struct HistoryHandle(pub(crate) history::Machine);
+
 /// An open store.
 pub(crate) struct StoreHandle(pub(crate) Store);
 
@@ -145,6 +154,9 @@ impl Resource for ContHandle {}
 impl Resource for SearchHandle {}
 
 #[rustler::resource_impl]
+impl Resource for HistoryHandle {}
+
+#[rustler::resource_impl]
 impl Resource for StoreHandle {}
 
 #[rustler::resource_impl]
@@ -170,5 +182,63 @@ impl Watch {
 
     pub(crate) fn is_alive(&self) -> bool {
         !self.dead.load(Ordering::Relaxed)
+    }
+}
+
+/// A binary of the VM that the VM has lent: the reference that this holds keeps it where it is, and nothing is copied. (Binaries of up to 64 bytes
+/// live in the heap of their process, and are copied.)
+pub(crate) struct Lent {
+    /// Keeps the bytes.
+    _env: OwnedEnv,
+    start: *const u8,
+    len: usize,
+}
+
+/// Bytes of all of them.
+static LENT: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: the bytes are never written while somebody refers to them, and the environment is only dropped, by one thread.
+unsafe impl Send for Lent {}
+// SAFETY: sharing gives access to the bytes alone.
+unsafe impl Sync for Lent {}
+
+impl Lent {
+    /// Borrows a binary.
+    pub(crate) fn bytes(binary: Term) -> NifResult<Bytes> {
+        if !binary.is_binary() {
+            return Err(term::misuse("payload: expected a binary"));
+        }
+        let env = OwnedEnv::new();
+        let saved = env.save(binary);
+        let (start, len) = env.run(|own| {
+            let bytes: Binary = saved.load(own).decode()?;
+            let slice = bytes.as_slice();
+            Ok::<_, rustler::Error>((slice.as_ptr(), slice.len()))
+        })?;
+        LENT.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(Bytes::from_owner(Self {
+            _env: env,
+            start,
+            len,
+        }))
+    }
+
+    /// Bytes that are lent now.
+    pub(crate) fn held() -> u64 {
+        LENT.load(Ordering::Relaxed)
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the environment refers to the binary, and lives as long as this does; it is neither cleared nor used otherwise. The VM neither
+        // moves nor changes a binary that two environments refer to.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        LENT.fetch_sub(self.len as u64, Ordering::Relaxed);
     }
 }

@@ -10,6 +10,7 @@
 mod adoption;
 mod decisions;
 mod handle;
+mod history;
 mod mailbox;
 mod pins;
 mod pure;

@@ -13,7 +13,7 @@ use crate::term::{self, StoreAnswer, atoms};
 
 type StoreRef = ResourceArc<StoreHandle>;
 type GovernorRef = ResourceArc<GovernorHandle>;
-type Answer = Result<StoreAnswer, StoreError>;
+pub(crate) type Answer = Result<StoreAnswer, StoreError>;
 
 /// Of all stores that this library has opened.
 static REQUESTS: LazyLock<Arc<RequestCounts>> = LazyLock::new(Arc::default);
@@ -234,7 +234,7 @@ fn get_group<'a>(
 }
 
 /// Makes a request of the store, on a thread of the library.
-fn ask<'a, F: Future<Output = Answer> + Send + 'static>(
+pub(crate) fn ask<'a, F: Future<Output = Answer> + Send + 'static>(
     env: Env<'a>,
     to: LocalPid,
     reference: Term<'a>,

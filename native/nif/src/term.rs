@@ -6,6 +6,7 @@ mod assembly;
 mod core;
 mod decision;
 mod failure;
+mod history;
 mod manifest;
 mod metrics;
 mod pins;
@@ -26,6 +27,10 @@ pub(crate) use decision::{
     metadata, optional_chunk_identity, resolve, resolved, retry_delays, start, timeline,
 };
 pub(crate) use failure::{Failed, Panicked, Reason, transfer_error};
+pub(crate) use history::{
+    count_or_undefined, history_effect, history_event, history_options, history_segment,
+    history_status, run_id, run_or_all,
+};
 pub(crate) use manifest::{
     apply_edit_bytes, edit, entries_list, entries_term, fetched, format_error, group_kind, limits,
     lookup, manifest, manifest_term, new_edit, object_key, retention, root, whole_manifest,
@@ -63,7 +68,7 @@ pub(crate) mod atoms {
         fresh, resume, remote_ahead, local_ahead, wait_for_log, first, next, pinned_first, permanent,
         // Reasons and kinds of errors
         http, timeout, connection, throttled, checksum_mismatch, corrupt_chunk, open_failed, panic, cancelled, clock_skew, expired_token,
-        write_conflict, transient, conflict, closed, invalid, op, reason, message, open, put, get, delete, list, probe,
+        write_conflict, transient, conflict, closed, postpone, proceed, invalid, op, reason, message, open, put, get, delete, list, probe,
         // Store
         store, s3, fs, fs_dir, bucket, region, endpoint, path_style, prefix, access_key_id, secret_key, session_token, ca_file, proxy,
         kms_key_id, storage_class, expected_bucket_owner, store_result, conditional_writes, verifies_checksums, etag, body, objects,

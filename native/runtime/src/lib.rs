@@ -7,6 +7,7 @@ pub mod buffers;
 pub mod crc;
 mod executor;
 pub mod governor;
+mod history;
 pub mod integrity;
 pub mod metrics;
 mod panics;
@@ -19,6 +20,7 @@ mod transfer;
 
 pub use executor::{Executor, StartError};
 pub use governor::{Event, Governor, Limits, Mailbox, Work};
+pub use history::{HistoryObject, HistoryPut, Payload};
 pub use metrics::Snapshot;
 pub use panics::caught_async;
 pub use pins::Pins;

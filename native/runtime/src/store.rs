@@ -211,8 +211,22 @@ impl Store {
     }
 }
 
-async fn collect(key: &str, mut body: ByteStream) -> Result<Bytes> {
-    let mut whole = BytesMut::new();
+async fn collect(key: &str, body: ByteStream) -> Result<Bytes> {
+    collect_into(key, body, BytesMut::new(), MAX_IN_MEMORY).await
+}
+
+/// Collects a body of a known length into memory of just that length.
+pub(crate) async fn collect_sized(key: &str, body: ByteStream, size: u64) -> Result<Bytes> {
+    let capacity = usize::try_from(size).unwrap_or(usize::MAX);
+    collect_into(key, body, BytesMut::with_capacity(capacity), size).await
+}
+
+async fn collect_into(
+    key: &str,
+    mut body: ByteStream,
+    mut whole: BytesMut,
+    max: u64,
+) -> Result<Bytes> {
     while let Some(piece) = body.next().await {
         let piece = piece.map_err(|error| StoreError {
             kind: ErrorKind::Transient,
@@ -224,10 +238,9 @@ async fn collect(key: &str, mut body: ByteStream) -> Result<Bytes> {
             ),
             source: Some(Box::new(error)),
         })?;
-        if (whole.len() + piece.len()) as u64 > MAX_IN_MEMORY {
-            let message = format!(
-                "{key}: longer than {MAX_IN_MEMORY} bytes, which is too long to be read as a whole"
-            );
+        if (whole.len() + piece.len()) as u64 > max {
+            let message =
+                format!("{key}: longer than {max} bytes, which is too long to be read as a whole");
             return Err(StoreError {
                 kind: ErrorKind::Invalid,
                 op: Op::Get,

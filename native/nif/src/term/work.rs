@@ -9,7 +9,7 @@ use stream_s3_core::admission::Rate;
 use stream_s3_core::key::Prefix;
 use stream_s3_core::manifest::{Entry, Manifest};
 use stream_s3_core::units::Uid;
-use stream_s3_runtime::{Fragment, Limits, Read, Settings, Snapshot};
+use stream_s3_runtime::{Fragment, HistoryObject, HistoryPut, Limits, Read, Settings, Snapshot};
 use stream_s3_store::s3::{Credentials, S3Settings};
 use stream_s3_store::{
     Capabilities, Failure, Listed, Page, Part, Precondition, PutOptions, StoreError, Stored,
@@ -302,6 +302,9 @@ pub(crate) enum StoreAnswer {
     Undeleted(Vec<(String, StoreError)>),
     Page(Page),
     Uid(Uid),
+    HistoryPut(HistoryPut),
+    HistoryObject(HistoryObject),
+    HistoryPayload(Bytes),
     Manifest(Box<Manifest>),
     Entries(Vec<Entry>),
 }
@@ -349,6 +352,9 @@ impl Encoder for StoreAnswer {
                     ],
                 )
             }
+            Self::HistoryPut(put) => super::history::history_put(env, *put),
+            Self::HistoryObject(object) => super::history::history_object(env, object),
+            Self::HistoryPayload(bytes) => binary(env, bytes),
             Self::Uid(uid) => uid.0.encode(env),
             Self::Manifest(manifest) => manifest_term(env, manifest),
             Self::Entries(entries) => entries_term(env, entries.iter()),

@@ -28,6 +28,12 @@ pub struct HistorySegment<'a> {
     pub payload: &'a [u8],
 }
 
+/// Length in bytes of the object of a payload of `payload_len` bytes.
+#[must_use]
+pub fn encoded_len(run: &RunId, payload_len: u64) -> u64 {
+    ((RUN_AT + run.as_str().len() + FIXED) as u64).saturating_add(payload_len)
+}
+
 /// Everything in front of the payload. `crc` is the payload's CRC-32/IEEE, `payload_len` its length in bytes.
 #[must_use]
 pub fn encode_header(run: &RunId, seq: u64, payload_len: u64, crc: u32) -> Vec<u8> {
