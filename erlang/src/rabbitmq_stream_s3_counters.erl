@@ -1,4 +1,5 @@
-%% @doc Numbers that only grow, for each stream, for the metadata store, and for the deletion of objects. Gauges are not here: they are computed from
+%% @doc Numbers that only grow, for each stream, for the metadata store, for the deletion of objects, and for the
+%% history. Gauges are not here: they are computed from
 %% state when somebody asks.
 %%
 %% A stream's numbers live as long as its writer is on this node, so that a restart of the reader is not a reset of the
@@ -10,7 +11,7 @@
 
 -define(TABLE, ?MODULE).
 
--type scope() :: {stream, StreamId :: binary()} | metadata | objects.
+-type scope() :: {stream, StreamId :: binary()} | metadata | objects | history.
 
 %% @doc Creates the table. The caller owns it: when it ends, the numbers are gone.
 -spec init() -> ok.
@@ -52,12 +53,15 @@ forget(StreamId) ->
     end,
     ok.
 
-%% @doc Names of the metrics of a scope, without the prefix that all metrics have.
+%% @doc Names of the metrics of a scope, without the prefix that all metrics have. Those of the history go by other names: see
+%% {@link rabbitmq_stream_s3_history_uploader:metrics/0}.
 -spec names(scope()) -> [atom()].
 names(metadata) ->
     [gets, puts, put_successes, put_conflicts, put_not_founds, put_errors];
 names(objects) ->
     [objects_deleted, objects_delete_failed, gc_objects_reclaimed, gc_bytes_reclaimed];
+names(history) ->
+    [uploaded, already_present, replaced, retryable_error, permanent_error, gone, bytes, checksum_mismatches, rescan_errors];
 names({stream, _StreamId}) ->
     [
         transfers_completed,

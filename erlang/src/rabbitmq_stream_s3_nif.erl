@@ -32,6 +32,9 @@
 -export([adoption_begin/4, adoption_next/1, adoption_found/2]).
 -export([store_open/1, store_probe/3, store_put/6, store_get/5, store_delete/4, store_list/6, store_cancel/1, store_metrics/0]).
 -export([put_root/6, get_root/6, put_group/6, get_group/7]).
+-export([history_new/1, history_handle/3, history_status/1]).
+-export([history_put/6, history_examine/6, history_get/4, history_body_bytes/0]).
+-export([history_key/2, history_prefix/2, valid_run_id/1, history_postpone/1, history_may_sweep/3]).
 -export([governor_start/1, governor_submit/5, governor_finished/2, governor_cancel/2, governor_set_rate/3]).
 -export([governor_set_concurrency/2, governor_stop/3, governor_info/1]).
 -export([pins_enter/6, pins_persisted/2, pins_look/1, pins_leave/2, pins_sweep/0, pins_clear/2]).
@@ -42,6 +45,7 @@
 -export_type([gc_stream/0, gc_verdict/0, parsed_key/0]).
 -export_type([adoption/0, adoptable/0]).
 -export_type([pins_info/0, pins_place/0]).
+-export_type([history_machine/0, history_event/0, history_effect/0, history_listing/0, history_put/0, history_object/0]).
 -export_type([ref/0, uid/0, offset/0, stream_id/0, cont/0, lookup/0, part/0]).
 
 -on_load(on_load/0).
@@ -52,6 +56,7 @@
 -opaque adoption() :: reference().
 -opaque store() :: reference().
 -opaque governor() :: reference().
+-opaque history_machine() :: reference().
 -type cont() :: term().
 
 %% What a caller uses to recognise an answer.
@@ -526,6 +531,107 @@ put_group(_Store, _Pid, _Ref, _StreamId, _Kind, _Entries) -> ?NOT_LOADED.
 %% Value: the entries.
 -spec get_group(store(), pid(), ref(), stream_id(), Kind :: 1..3, offset(), uid()) -> ok.
 get_group(_Store, _Pid, _Ref, _StreamId, _Kind, _Offset, _Uid) -> ?NOT_LOADED.
+
+%%% History
+
+%% The first segments of a run (number, payload bytes, when sealed), and the number, bytes and oldest time of the others.
+-type history_listing() :: {
+    [{Seq :: non_neg_integer(), Size :: non_neg_integer(), SealedMs :: integer()}],
+    {Segments :: non_neg_integer(), Bytes :: non_neg_integer(), OldestMs :: integer() | undefined}
+}.
+-type history_put() :: {stored, Crc :: non_neg_integer(), Size :: non_neg_integer()} | {exists, Crc :: non_neg_integer(), PayloadLen :: non_neg_integer()} | changed.
+-type history_object() :: {same, Size :: non_neg_integer()} | {other, Etag :: binary()} | vanished.
+%% `A' is the attempt that an event answers.
+-type history_event() ::
+    {sealed, Size :: non_neg_integer(), SealedMs :: integer()}
+    | {rescanned, history_listing()}
+    | tick
+    | purge
+    | {listed, A :: pos_integer(), history_listing()}
+    | {permit, A :: pos_integer()}
+    | {read, A :: pos_integer(), ready | not_sealed}
+    | {put, A :: pos_integer(), history_put()}
+    | {examined, A :: pos_integer(), history_object()}
+    | {acknowledged, A :: pos_integer()}
+    | {catalog, A :: pos_integer(), none | [Seq :: non_neg_integer()]}
+    | {done, A :: pos_integer()}
+    | {gone, A :: pos_integer()}
+    | {failed, A :: pos_integer(), transient | throttled | permanent, Random :: float()}.
+-type history_effect() ::
+    {list, A :: pos_integer()}
+    | {ask_permit, A :: pos_integer()}
+    | give_permit_back
+    | {read, A :: pos_integer(), Seq :: non_neg_integer()}
+    | {put, A :: pos_integer(), Seq :: non_neg_integer(), Replaces :: binary() | undefined}
+    | {examine, A :: pos_integer(), Seq :: non_neg_integer(), Crc :: non_neg_integer(), PayloadLen :: non_neg_integer()}
+    | {report_mismatch, Seq :: non_neg_integer()}
+    | {acknowledge, A :: pos_integer(), Seq :: non_neg_integer(), Crc :: non_neg_integer(), Size :: non_neg_integer(),
+        uploaded | already_present | replaced}
+    | {wake_at, Ms :: non_neg_integer()}
+    | {count, uploaded | already_present | replaced | retryable_error | permanent_error | gone, Bytes :: non_neg_integer()}
+    | abort
+    | {catalog, A :: pos_integer()}
+    | {delete, A :: pos_integer(), [Seq :: non_neg_integer()]}
+    | {sweep, A :: pos_integer()}
+    | {tell_host, A :: pos_integer()}.
+
+%% @doc A machine for a run of which nothing is known. A state is a value. The options are `history_purge_wait_ms' and the four retry delays, under the
+%% names of the configuration.
+-spec history_new(#{atom() => non_neg_integer()}) -> history_machine().
+history_new(_Options) -> ?NOT_LOADED.
+
+%% @doc An event, at a time of a clock that never goes back.
+-spec history_handle(history_machine(), NowMs :: non_neg_integer(), history_event()) -> {history_machine(), [history_effect()]}.
+history_handle(_Machine, _NowMs, _Event) -> ?NOT_LOADED.
+
+-spec history_status(history_machine()) ->
+    #{
+        phase := atom(),
+        seq := non_neg_integer() | undefined,
+        segments := non_neg_integer(),
+        bytes := non_neg_integer(),
+        oldest_ms := integer() | undefined,
+        failures := non_neg_integer(),
+        is_idle := boolean()
+    }.
+history_status(_Machine) -> ?NOT_LOADED.
+
+%% @doc Stores a segment: only if there is none, or in place of the object with this entity tag. The payload is not copied; the request refers to it until it has
+%% ended. Answers as a store request, with `{ok, history_put()}'.
+-spec history_put(store(), pid(), ref(), {Run :: binary(), Seq :: non_neg_integer()}, Payload :: binary(), Replaces :: binary() | undefined) -> ok.
+history_put(_Store, _Pid, _Ref, _Segment, _Payload, _Replaces) -> ?NOT_LOADED.
+
+%% @doc What lies under the key of a segment, compared with a payload. Answers as a store request, with `{ok, history_object()}'.
+-spec history_examine(
+    store(), pid(), ref(), {Run :: binary(), Seq :: non_neg_integer()}, Crc :: non_neg_integer(), PayloadLen :: non_neg_integer()
+) -> ok.
+history_examine(_Store, _Pid, _Ref, _Segment, _Crc, _PayloadLen) -> ?NOT_LOADED.
+
+%% @doc The payload of a segment. Answers as a store request, with `{ok, Payload}'.
+-spec history_get(store(), pid(), ref(), {Run :: binary(), Seq :: non_neg_integer()}) -> ok.
+history_get(_Store, _Pid, _Ref, _Segment) -> ?NOT_LOADED.
+
+%% @doc Bytes of payloads that requests refer to now.
+-spec history_body_bytes() -> non_neg_integer().
+history_body_bytes() -> ?NOT_LOADED.
+
+-spec history_key(Prefix :: binary(), {Run :: binary(), Seq :: non_neg_integer()}) -> binary().
+history_key(_Prefix, _Segment) -> ?NOT_LOADED.
+
+%% @doc What the keys of a run, or of all runs, begin with; ends in a slash.
+-spec history_prefix(Prefix :: binary(), Run :: binary() | all) -> binary().
+history_prefix(_Prefix, _Runs) -> ?NOT_LOADED.
+
+-spec valid_run_id(term()) -> boolean().
+valid_run_id(_Run) -> ?NOT_LOADED.
+
+%% @doc Whether retention of a run with so many sealed segments has to wait, and how long; `undefined' where that is not known.
+-spec history_postpone(Sealed :: non_neg_integer() | undefined) -> {postpone, Ms :: pos_integer()} | proceed.
+history_postpone(_Sealed) -> ?NOT_LOADED.
+
+%% @doc Whether an object may be deleted whose run is gone or not.
+-spec history_may_sweep(IsGone :: boolean(), AgeMs :: non_neg_integer() | undefined, MinAgeMs :: non_neg_integer()) -> boolean().
+history_may_sweep(_IsGone, _AgeMs, _MinAgeMs) -> ?NOT_LOADED.
 
 %%% Governor
 

@@ -10,6 +10,7 @@
 
 -export([open/0, close/0, handle/0, start_link/0, status/0, probe/0, reload/0, metrics/0]).
 -export([put_root/4, get_root/4, put_group/4, get_group/5, get/3, list/4, delete/2]).
+-export([probe/1, history_get/3, history_key/2, history_prefix/1]).
 -export([root_key/3, fragment_key/3, group_key/4, key_prefix/1, parse_key/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 -export_type([error/0, status/0]).
@@ -113,6 +114,26 @@ list(Prefix, From, Max, Timeout) ->
 -spec delete([Key :: binary()], timeout()) -> {ok, [{Key :: binary(), error()}]} | {error, error()}.
 delete(Keys, Timeout) ->
     wait(delete, Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:store_delete(handle(), self(), Ref, Keys) end).
+
+%% @doc Tries out what the store allows and supports, now. A handful of requests.
+-spec probe(timeout()) -> {ok, #{conditional_writes := boolean(), verifies_checksums := boolean()}} | {error, error()}.
+probe(Timeout) ->
+    wait(probe, Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:store_probe(handle(), self(), Ref) end).
+
+%% @doc The payload of a history segment; `corrupt' where the object is something else. One request.
+-spec history_get(Run :: binary(), Seq :: non_neg_integer(), timeout()) -> {ok, binary()} | {error, error()}.
+history_get(Run, Seq, Timeout) ->
+    wait(get, Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:history_get(handle(), self(), Ref, {Run, Seq}) end).
+
+%% @doc The key of a history segment.
+-spec history_key(Run :: binary(), Seq :: non_neg_integer()) -> binary().
+history_key(Run, Seq) ->
+    rabbitmq_stream_s3_nif:history_key(prefix(), {Run, Seq}).
+
+%% @doc What the keys of a run's segments, or of all runs', begin with.
+-spec history_prefix(Run :: binary() | all) -> binary().
+history_prefix(Runs) ->
+    rabbitmq_stream_s3_nif:history_prefix(prefix(), Runs).
 
 %% @doc The key of a root.
 -spec root_key(stream_id(), Epoch :: non_neg_integer(), uid()) -> binary().
