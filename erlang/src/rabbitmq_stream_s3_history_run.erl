@@ -276,7 +276,11 @@ read(Owner, Source, Run, Seq, Attempt) ->
                 {ok, Body} ->
                     Owner ! {answer, self(), Attempt, {body, byte_size(Body)}},
                     receive
-                        {put, Ref, Replaces} -> put(Owner, Ref, {Run, Seq}, Body, Replaces)
+                        {put, Ref, Replaces} ->
+                            ok = put(Owner, Ref, {Run, Seq}, Body, Replaces),
+                            %% What this process has kept of it goes now, and not at some time.
+                            true = erlang:garbage_collect(),
+                            ok
                     end;
                 error ->
                     Owner ! {answer, self(), Attempt, {error, {permanent, {bad_answer, read_segment, not_iodata}}}}

@@ -211,7 +211,7 @@ init(Options0) ->
 new(#{source := Module, argument := Argument} = Options, Proven) ->
     Table = ets:new(rabbitmq_stream_s3_history_runs, [public, {write_concurrency, true}]),
     true = ets:insert(?TABLE, {self(), Table}),
-    ok = Proven orelse due(prove, rabbitmq_stream_s3_config:get(upload_retry_delay_ms)),
+    _ = Proven orelse due(prove, rabbitmq_stream_s3_config:get(upload_retry_delay_ms)),
     ok = due(sweep, rabbitmq_stream_s3_config:get(gc_interval_ms)),
     #state{source = {Module, Argument}, options = Options, table = Table, proven = Proven}.
 
