@@ -50,26 +50,26 @@
 -type failure() :: {error, {retryable | permanent, Reason :: term()}}.
 -type source() :: {module(), Argument :: term()}.
 
-%% @doc A page of the segments that are `SEALED' in committed state: runs that are purging left out. A page may be empty and still have a next one.
+%% A page of the segments that are `SEALED' in committed state: runs that are purging left out. A page may be empty and still have a next one.
 %% An empty index has to be cheap to read: it is read each `history_rescan_interval_ms'.
 -callback pending(query()) -> {ok, page()} | failure().
 
-%% @doc The payload of a segment. `not_sealed': its upload is acknowledged already. `gone': the run is gone, or is being purged: nothing of it shall be
+%% The payload of a segment. `not_sealed': its upload is acknowledged already. `gone': the run is gone, or is being purged: nothing of it shall be
 %% uploaded any more. Binaries are not copied, other iodata once.
 -callback read_segment(Argument :: term(), run(), seq()) -> {ok, iodata()} | not_sealed | gone | failure().
 
-%% @doc Commits that a segment is `UPLOADED'. `ok' only once that is committed, also if it has been since earlier: a second acknowledgment of a segment must
+%% Commits that a segment is `UPLOADED'. `ok' only once that is committed, also if it has been since earlier: a second acknowledgment of a segment must
 %% change nothing. Answers may take as long as they need.
 -callback acknowledge(Argument :: term(), acknowledgment()) -> ok | gone | failure().
 
-%% @doc What is known of a run; `sealed': how many of its segments are `SEALED'. Objects are deleted where this answers `gone', so that must be
+%% What is known of a run; `sealed': how many of its segments are `SEALED'. Objects are deleted where this answers `gone', so that must be
 %% proof: a read of the current committed state, not of what this node happens to have.
 -callback run_state(Argument :: term(), run()) -> {open | closed | purging, #{sealed := non_neg_integer()}} | gone | failure().
 
-%% @doc All segments that a purging run ever had, uploaded or not; `none': it never had segment state.
+%% All segments that a purging run ever had, uploaded or not; `none': it never had segment state.
 -callback catalog(Argument :: term(), run()) -> {ok, [seq()]} | none | gone | failure().
 
-%% @doc Nothing of this run is left in the bucket: the host may delete it for good.
+%% Nothing of this run is left in the bucket: the host may delete it for good.
 -callback purged(Argument :: term(), run()) -> ok | gone | failure().
 
 %% @doc Calls a function of a host, of which the first argument is the source's. Never raises: see above.

@@ -79,7 +79,7 @@
 %% @doc Starts one, linked to the caller: for the host's own supervisor. The application must run. Refused with a sentence where an option is out of range, and
 %% where the store does not honour conditional writes: two owners that upload at the same time would overwrite each other's objects. A store that does not
 %% answer is no reason to refuse: nothing is uploaded until it has answered, and the uploader ends then if it must.
--spec start_link(options()) -> {ok, pid()} | {error, {bad_option | unsupported, Text :: binary()}}.
+-spec start_link(options()) -> {ok, pid()} | ignore | {error, {bad_option | unsupported, Text :: binary()} | term()}.
 start_link(#{name := Name} = Options) ->
     gen_server:start_link(Name, ?MODULE, Options, []);
 start_link(Options) ->
@@ -331,15 +331,16 @@ handle_info({found, Pid, Found}, #state{scanner = {Pid, _, _}} = State0) ->
     State = lists:foldl(fun found/2, State0, Found),
     Pid ! {go_on, self()},
     {noreply, State};
-handle_info({'DOWN', Monitor, process, _Pid, Result}, #state{scanner = {_, Monitor, Again}} = State0) ->
-    State = scanned(Result, State0#state{scanner = none}),
-    {noreply,
-        case Again of
-            true -> scan(State);
-            false -> State
-        end};
-handle_info({'DOWN', Monitor, process, _Pid, Result}, #state{sweeper = {_, Monitor, Callers}} = State) ->
+handle_info({ended, Pid, Result}, #state{scanner = {Pid, Monitor, Again}} = State) ->
+    true = erlang:demonitor(Monitor, [flush]),
+    {noreply, scan_ended(Result, Again, State)};
+handle_info({'DOWN', Monitor, process, _Pid, Reason}, #state{scanner = {_, Monitor, Again}} = State) ->
+    {noreply, scan_ended({error, {retryable, {crashed, Reason}}}, Again, State)};
+handle_info({ended, Pid, Result}, #state{sweeper = {Pid, Monitor, Callers}} = State) ->
+    true = erlang:demonitor(Monitor, [flush]),
     {noreply, swept(Result, Callers, State#state{sweeper = none})};
+handle_info({'DOWN', Monitor, process, _Pid, Reason}, #state{sweeper = {_, Monitor, Callers}} = State) ->
+    {noreply, swept({error, {crashed, Reason}}, Callers, State#state{sweeper = none})};
 handle_info(rescan, State) ->
     {noreply, scan(State#state{timer = none})};
 handle_info(sweep, #state{sweeper = none} = State) ->
@@ -435,7 +436,9 @@ scan(#state{source = Source, options = #{page_size := PageSize}, scan = Scan, ti
             {go_on, Server} -> ok
         end
     end,
-    {Pid, Monitor} = spawn_opt(fun() -> exit({result, rabbitmq_stream_s3_history_scan:scan(Source, PageSize, Tell)}) end, [link, monitor]),
+    {Pid, Monitor} = spawn_opt(
+        fun() -> Server ! {ended, self(), rabbitmq_stream_s3_history_scan:scan(Source, PageSize, Tell)} end, [link, monitor]
+    ),
     Begun = State#state{scan = Scan + 1, scanner = {Pid, Monitor, false}, timer = none, purges = []},
     lists:foldl(fun begin_purge/2, Begun, Purges).
 
@@ -455,17 +458,19 @@ seen(Run, #state{runs = Runs, scan = Scan} = State) ->
         #{} -> State
     end.
 
-scanned({result, ok}, #state{runs = Runs, scan = Scan, options = #{rescan_interval_ms := Interval}} = State) ->
+scan_ended(Result, Again, State0) ->
+    State = scanned(Result, State0#state{scanner = none}),
+    case Again of
+        true -> scan(State);
+        false -> State
+    end.
+
+scanned(ok, #state{runs = Runs, scan = Scan, options = #{rescan_interval_ms := Interval}} = State) ->
     %% Nothing of these is in the index any more.
     Unseen = [Run || {Run, #run{seen = Seen}} <- maps:to_list(Runs), Seen < Scan],
     Nothing = {rescanned, {[], {0, 0, undefined}}},
     next_scan(Interval, lists:foldl(fun(Run, S) -> tell(Run, Nothing, S) end, State, Unseen));
-scanned(Failed, #state{options = #{rescan_interval_ms := Interval}} = State) ->
-    Reason =
-        case Failed of
-            {result, {error, {_Kind, Cause}}} -> Cause;
-            Crashed -> {crashed, Crashed}
-        end,
+scanned({error, {_Kind, Reason}}, #state{options = #{rescan_interval_ms := Interval}} = State) ->
     ok = rabbitmq_stream_s3_counters:add(history, rescan_errors),
     ?LOG_ERROR("the index of pending history segments cannot be read and is tried again: ~ts", [rabbitmq_stream_s3_problems:text(Reason)], ?LOG_META),
     next_scan(min(Interval, rabbitmq_stream_s3_config:get(task_retry_delay_max_ms)), State).
@@ -476,15 +481,11 @@ next_scan(Ms, State) ->
 %% --- orphans ---------------------------------------------------------------------------------------------------------
 
 start_sweep(Callers, #state{source = Source} = State) ->
-    {Pid, Monitor} = spawn_opt(fun() -> exit({result, rabbitmq_stream_s3_history_scan:orphans(Source)}) end, [link, monitor]),
+    Server = self(),
+    {Pid, Monitor} = spawn_opt(fun() -> Server ! {ended, self(), rabbitmq_stream_s3_history_scan:orphans(Source)} end, [link, monitor]),
     State#state{sweeper = {Pid, Monitor, Callers}}.
 
-swept(Ended, Callers, State) ->
-    Result =
-        case Ended of
-            {result, Known} -> Known;
-            Crashed -> {error, {crashed, Crashed}}
-        end,
+swept(Result, Callers, State) ->
     ok = tell_of_sweep(Result),
     _ = [gen_server:reply(Caller, Result) || Caller <- Callers],
     State.

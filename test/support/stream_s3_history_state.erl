@@ -2,7 +2,7 @@
 %% history uploader have in common. One of them keeps it in a process, the other in a Ra cluster.
 -module(stream_s3_history_state).
 
--export([new/0, apply/2, pending/3, read/3, run_state/2, catalog/2, acknowledged/1, violations/1, runs/1, segment/3]).
+-export([new/0, apply/2, pending/3, read/3, run_state/2, catalog/2, acknowledged/1, violations/1, runs/1, purging/1, segment/3]).
 -export_type([state/0, command/0]).
 
 -type run() :: binary().
@@ -155,6 +155,9 @@ violations(#{violations := Violations}) -> Violations.
 
 -spec runs(state()) -> [run()].
 runs(#{runs := Runs}) -> lists:sort(maps:keys(Runs)).
+
+-spec purging(state()) -> [run()].
+purging(#{runs := Runs}) -> [Run || {Run, #{phase := purging}} <- maps:to_list(Runs)].
 
 %% @doc All that is known of a segment.
 -spec segment(run(), seq(), state()) -> map().
