@@ -12,6 +12,7 @@
 //! bucket     the object store, with its faults      metadata  the compare-and-set, with its faults
 //! oracle     what is true, and whether what was done fits
 //! env        what all of them share                 coverage  what has to happen in a million worlds
+//! history/   the history uploader, a small world of its own
 //! twin       guards that can be taken out           run       seeds, shrinking, replay
 //! ```
 //!
@@ -23,6 +24,7 @@ mod coverage;
 mod env;
 mod gc;
 mod governor;
+mod history;
 mod metadata;
 mod oracle;
 mod pins;
@@ -37,6 +39,10 @@ mod twin;
 mod world;
 
 pub use coverage::{Coverage, REQUIRED, bound};
+pub use history::{
+    HistoryFinding, HistoryOutcome, HistoryReport, HistoryTwin, run as run_history,
+    search as search_history,
+};
 pub use plan::Limits;
 pub use run::{Finding, Report, search, shrink};
 pub use twin::Twin;

@@ -4,7 +4,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use stream_s3_sim::{Finding, Limits, REQUIRED, Report, Twin, bound, run, search, shrink};
+use stream_s3_sim::{
+    Finding, HistoryTwin, Limits, REQUIRED, Report, Twin, bound, run, run_history, search,
+    search_history, shrink,
+};
 
 /// Lines of a story that are shown at most.
 const STORY: usize = 400;
@@ -23,6 +26,9 @@ struct Args {
     /// Tells the story of this seed.
     #[arg(long)]
     replay: Option<u64>,
+    /// Tells the story of this seed of the history uploader's world.
+    #[arg(long)]
+    replay_history: Option<u64>,
     /// When activity and faults end at the latest, in milliseconds of the world's time.
     #[arg(long, default_value_t = u64::MAX)]
     horizon: u64,
@@ -46,8 +52,16 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let twin = args.twin.as_deref().and_then(Twin::of_name);
+    let of_history = args.twin.as_deref().and_then(HistoryTwin::of_name);
+    if let Some(seed) = args.replay_history {
+        return replay_history(seed, of_history);
+    }
+    if of_history.is_some() {
+        return history(args.from, args.seeds, of_history);
+    }
     if let (Some(name), None) = (&args.twin, twin) {
-        let names: Vec<&str> = Twin::ALL.iter().map(|twin| twin.name()).collect();
+        let mut names: Vec<&str> = Twin::ALL.iter().map(|twin| twin.name()).collect();
+        names.extend(HistoryTwin::ALL.iter().map(|twin| twin.name()));
         eprintln!(
             "error: no guard is called {name}; there are {}",
             names.join(", ")
@@ -65,7 +79,53 @@ fn main() -> ExitCode {
     if args.twins {
         return twins(args.from, args.seeds);
     }
+    // Twins of the one world mean nothing in the other.
+    if twin.is_none() && history(args.from, args.seeds, None) == ExitCode::FAILURE {
+        return ExitCode::FAILURE;
+    }
     worlds(&args, limits)
+}
+
+/// Runs worlds of the history uploader, and tells the story of one that went wrong.
+fn history(from: u64, seeds: u64, twin: Option<HistoryTwin>) -> ExitCode {
+    let started = Instant::now();
+    let report = search_history(from, seeds, twin);
+    let seconds = started.elapsed().as_secs_f64();
+    for (what, count) in report.coverage.iter() {
+        println!("{count:>10}  history: {what}");
+    }
+    let result = report
+        .finding
+        .as_ref()
+        .map_or(ExitCode::SUCCESS, |finding| {
+            replay_history(finding.seed, twin);
+            let name = twin.map_or(String::new(), |twin| format!(" --twin {}", twin.name()));
+            println!(
+                "replay:   cargo run --release -p stream_s3_sim -- --replay-history {}{name}",
+                finding.seed
+            );
+            ExitCode::FAILURE
+        });
+    println!(
+        "history: {} seeds, {} violations, {:.0} events/s, {seconds:.1} s",
+        report.seeds,
+        usize::from(report.finding.is_some()),
+        report.events as f64 / seconds
+    );
+    result
+}
+
+fn replay_history(seed: u64, twin: Option<HistoryTwin>) -> ExitCode {
+    let outcome = run_history(seed, twin, true);
+    let skipped = outcome.trace.len().saturating_sub(STORY);
+    for line in outcome.trace.iter().skip(skipped) {
+        println!("{line}");
+    }
+    println!("seed {seed}: {} events", outcome.events);
+    outcome.violation.map_or(ExitCode::SUCCESS, |violation| {
+        println!("{violation}");
+        ExitCode::FAILURE
+    })
 }
 
 /// Runs worlds, and prints what they came to.
@@ -213,8 +273,25 @@ fn twins(from: u64, seeds: u64) -> ExitCode {
             None => println!("MISSED  {:<24} in {} seeds", twin.name(), report.seeds),
         }
     }
-    println!("twins: {found} of {} found", Twin::ALL.len());
-    if found == Twin::ALL.len() {
+    for twin in HistoryTwin::ALL {
+        let report = search_history(from, seeds, Some(*twin));
+        match &report.finding {
+            Some(finding) => {
+                found += 1;
+                println!(
+                    "found   {:<24} seed {:>6} of {:>6}: {}",
+                    twin.name(),
+                    finding.seed,
+                    report.seeds,
+                    shorten(&finding.violation)
+                );
+            }
+            None => println!("MISSED  {:<24} in {} seeds", twin.name(), report.seeds),
+        }
+    }
+    let all = Twin::ALL.len() + HistoryTwin::ALL.len();
+    println!("twins: {found} of {all} found");
+    if found == all {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

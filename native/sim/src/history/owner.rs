@@ -1,0 +1,335 @@
+//! The shell of an uploader.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use stream_s3_core::error::ErrorClass;
+use stream_s3_core::history::{
+    Effect, Event, Examined, Existing, Machine, Precondition, Put, Read, encode, encoded_len,
+    judge_existing,
+};
+use stream_s3_core::key;
+
+use super::bucket::{Write, Written};
+use super::host::Content;
+use super::twin::HistoryTwin;
+use super::world::{Call, Happening, Reply, World};
+
+/// One run of an owner.
+#[derive(Debug)]
+pub(super) struct Task {
+    machine: Machine,
+    /// The body that was read, while it is held.
+    body: Option<Vec<u8>>,
+    permit: Option<u64>,
+    /// Of the last effect that wants an answer.
+    last: u64,
+    /// Tells it from an earlier machine of the same run, as a pid does: answers reach the machine that has asked, or nobody.
+    pub(super) life: u64,
+}
+
+/// An uploader on a node.
+#[derive(Debug, Default)]
+pub(super) struct Owner {
+    pub(super) tasks: BTreeMap<u64, Task>,
+    permits: usize,
+    waiting: VecDeque<(u64, u64)>,
+}
+
+impl World {
+    /// An event for the machine of a run, which is made if need be.
+    pub(super) fn tell(&mut self, owner: u64, run: u64, event: Event) {
+        let options = self.options;
+        let now = self.now;
+        let old_answers = self.is(HistoryTwin::OldAnswers);
+        let life = self.fresh();
+        let Some(of) = self.owners.get_mut(&owner) else {
+            return;
+        };
+        let task = of.tasks.entry(run).or_insert_with(|| Task {
+            machine: Machine::new(options),
+            body: None,
+            permit: None,
+            last: 0,
+            life,
+        });
+        let event = if old_answers {
+            with_attempt(event, task.last)
+        } else {
+            event
+        };
+        let effects = task.machine.handle(now, event);
+        for effect in effects {
+            self.perform(owner, run, effect);
+        }
+        if let Some(of) = self.owners.get_mut(&owner)
+            && of
+                .tasks
+                .get(&run)
+                .is_some_and(|task| task.machine.status().is_idle)
+        {
+            of.tasks.remove(&run);
+        }
+    }
+
+    fn task(&mut self, owner: u64, run: u64) -> Option<&mut Task> {
+        self.owners.get_mut(&owner)?.tasks.get_mut(&run)
+    }
+
+    fn perform(&mut self, owner: u64, run: u64, effect: Effect) {
+        self.note(|| format!("owner {owner} run {run}: {effect:?}"));
+        let (attempt, call) = match effect {
+            Effect::List { attempt } => (attempt, Call::List),
+            Effect::AskPermit { attempt } => {
+                if let Some(of) = self.owners.get_mut(&owner) {
+                    of.waiting.push_back((run, attempt));
+                }
+                self.remember(owner, run, attempt);
+                return self.grant(owner);
+            }
+            Effect::GivePermitBack => {
+                if let Some(of) = self.owners.get_mut(&owner) {
+                    of.waiting.retain(|(other, _)| *other != run);
+                    if let Some(task) = of.tasks.get_mut(&run)
+                        && task.permit.take().is_some()
+                    {
+                        of.permits -= 1;
+                    }
+                }
+                return self.grant(owner);
+            }
+            Effect::Read { attempt, seq } => (attempt, Call::Read(seq)),
+            Effect::Put { attempt, seq, when } => {
+                self.remember(owner, run, attempt);
+                return self.put(owner, run, attempt, seq, when);
+            }
+            Effect::Examine {
+                attempt,
+                seq,
+                crc,
+                payload_len,
+            } => (attempt, Call::Examine(seq, crc, payload_len)),
+            Effect::ReportMismatch { .. } => return self.hit("mismatch"),
+            Effect::Acknowledge { attempt, seq, .. } => (attempt, Call::Acknowledge(seq)),
+            Effect::WakeAt { ms } => {
+                let delay = ms.saturating_sub(self.now);
+                return self.after(delay, Happening::Wake { owner, run });
+            }
+            Effect::Count { .. } => return,
+            Effect::Abort => {
+                if let Some(task) = self.task(owner, run) {
+                    task.body = None;
+                }
+                return self.abandon(owner, Some(run));
+            }
+            Effect::Catalog { attempt } => (attempt, Call::Catalog),
+            Effect::Delete { attempt, seqs } => {
+                let keys = self.keys(run, &seqs);
+                (attempt, Call::Write(Write::Delete { keys }))
+            }
+            Effect::Sweep { attempt } => {
+                let prefix = key::history_prefix(&self.prefix, &self.run_id(run));
+                (attempt, Call::Write(Write::Sweep { prefix }))
+            }
+            Effect::TellHost { attempt } => (attempt, Call::Purged),
+        };
+        self.remember(owner, run, attempt);
+        self.ask(owner, run, attempt, call);
+    }
+
+    fn remember(&mut self, owner: u64, run: u64, attempt: u64) {
+        if let Some(task) = self.task(owner, run) {
+            task.last = attempt;
+        }
+    }
+
+    fn grant(&mut self, owner: u64) {
+        let most = self.permits;
+        loop {
+            let Some(of) = self.owners.get_mut(&owner) else {
+                return;
+            };
+            if of.permits >= most {
+                return;
+            }
+            let Some((run, attempt)) = of.waiting.pop_front() else {
+                return;
+            };
+            if let Some(task) = of.tasks.get_mut(&run) {
+                task.permit = Some(attempt);
+                of.permits += 1;
+                let life = task.life;
+                let event = Event::Permit { attempt };
+                let delay = self.rng.between(0, 2);
+                self.after(
+                    delay,
+                    Happening::Tell {
+                        owner,
+                        run,
+                        life: Some(life),
+                        event,
+                    },
+                );
+            }
+        }
+    }
+
+    fn put(&mut self, owner: u64, run: u64, attempt: u64, seq: u64, when: Precondition) {
+        let id = self.run_id(run);
+        let Some(body) = self.task(owner, run).and_then(|task| task.body.take()) else {
+            return self.violate(format!("segment {seq} of run {run} is put without a body"));
+        };
+        let crc = crc32fast::hash(&body);
+        if self.is(HistoryTwin::PutBeforeAck) {
+            let size = encoded_len(&id, body.len() as u64);
+            let put = Put::Stored { crc, size };
+            self.answer(owner, run, Event::Put { attempt, put });
+        }
+        let bytes: Rc<[u8]> = encode(&id, seq, &body).into();
+        let checked = match &when {
+            Precondition::Absent => !self.is(HistoryTwin::CreateOnly),
+            Precondition::Matches(_) => !self.is(HistoryTwin::IfMatch),
+        };
+        let key = key::history_segment(&self.prefix, &id, seq);
+        let write = Write::Put {
+            key,
+            bytes,
+            when,
+            checked,
+        };
+        self.ask(owner, run, attempt, Call::Write(write));
+    }
+
+    /// What a request came to, as an event.
+    pub(super) fn replied(&mut self, owner: u64, run: u64, attempt: u64, reply: Reply) {
+        let event = match reply {
+            Reply::Failed(class) => Event::Failed {
+                attempt,
+                class,
+                jitter: self.rng.bits32(),
+            },
+            Reply::Gone => Event::Gone { attempt },
+            Reply::Listed(listing) => Event::Listed { attempt, listing },
+            Reply::Read(Content::Bytes(bytes)) => {
+                let Some(task) = self.task(owner, run) else {
+                    return;
+                };
+                if task.last != attempt && !self.is(HistoryTwin::OldAnswers) {
+                    return;
+                }
+                if let Some(task) = self.task(owner, run) {
+                    task.body = Some(bytes);
+                }
+                let read = Read::Ready;
+                Event::Read { attempt, read }
+            }
+            Reply::Read(Content::NotSealed) => Event::Read {
+                attempt,
+                read: Read::NotSealed,
+            },
+            Reply::Read(Content::Gone) => Event::Gone { attempt },
+            Reply::Put(write, written) => Event::Put {
+                attempt,
+                put: self.put_outcome(run, &write, written),
+            },
+            Reply::Examined(examined) => Event::Examined { attempt, examined },
+            Reply::Acknowledged => Event::Acknowledged { attempt },
+            Reply::Catalog(seqs) => Event::Catalog { attempt, seqs },
+            Reply::Done => Event::Done { attempt },
+        };
+        self.tell(owner, run, event);
+    }
+
+    fn put_outcome(&self, run: u64, write: &Write, written: Written) -> Put {
+        let Write::Put { bytes, when, .. } = write else {
+            return Put::Changed;
+        };
+        let header = encoded_len(&self.run_id(run), 0);
+        let payload = &bytes[header as usize..];
+        let crc = crc32fast::hash(payload);
+        match (written, when) {
+            (Written::Done, _) => Put::Stored {
+                crc,
+                size: bytes.len() as u64,
+            },
+            (Written::Refused, Precondition::Absent) => Put::Exists {
+                crc,
+                payload_len: payload.len() as u64,
+            },
+            (Written::Refused, Precondition::Matches(_)) => Put::Changed,
+        }
+    }
+
+    /// Compares, as the runtime does.
+    pub(super) fn examine(&self, run: u64, seq: u64, crc: u32, payload_len: u64) -> Examined {
+        let id = self.run_id(run);
+        let key = key::history_segment(&self.prefix, &id, seq);
+        let Some(object) = self.bucket.objects.get(&key) else {
+            return Examined::Vanished;
+        };
+        let size = object.bytes.len() as u64;
+        if self.is(HistoryTwin::CompareExisting) {
+            return Examined::Same { size };
+        }
+        let verdict = if size == encoded_len(&id, payload_len) {
+            judge_existing(&object.bytes, &id, seq, crc)
+        } else {
+            Existing::Replace
+        };
+        match verdict {
+            Existing::AlreadyPresent { stored_size } => Examined::Same { size: stored_size },
+            Existing::Replace => Examined::Other {
+                etag: object.etag.to_string(),
+            },
+        }
+    }
+
+    /// A scan of the index comes past all runs.
+    pub(super) fn scan(&mut self, owner: u64) {
+        if self.is(HistoryTwin::Rescan) {
+            return;
+        }
+        let pending = self.host.pending();
+        let Some(of) = self.owners.get(&owner) else {
+            return;
+        };
+        let mut runs: Vec<u64> = of.tasks.keys().copied().collect();
+        runs.extend(pending);
+        runs.sort_unstable();
+        runs.dedup();
+        for run in runs {
+            let listing = self.listing(run);
+            self.answer(owner, run, Event::Rescanned { listing });
+        }
+    }
+}
+
+fn with_attempt(event: Event, attempt: u64) -> Event {
+    match event {
+        Event::Listed { listing, .. } => Event::Listed { attempt, listing },
+        Event::Permit { .. } => Event::Permit { attempt },
+        Event::Read { read, .. } => Event::Read { attempt, read },
+        Event::Put { put, .. } => Event::Put { attempt, put },
+        Event::Examined { examined, .. } => Event::Examined { attempt, examined },
+        Event::Acknowledged { .. } => Event::Acknowledged { attempt },
+        Event::Catalog { seqs, .. } => Event::Catalog { attempt, seqs },
+        Event::Done { .. } => Event::Done { attempt },
+        Event::Gone { .. } => Event::Gone { attempt },
+        Event::Failed { class, jitter, .. } => Event::Failed {
+            attempt,
+            class,
+            jitter,
+        },
+        event @ (Event::Sealed { .. } | Event::Rescanned { .. } | Event::Tick | Event::Purge) => {
+            event
+        }
+    }
+}
+
+/// The classes of failures that requests meet.
+pub(super) const CLASSES: [ErrorClass; 4] = [
+    ErrorClass::Transient,
+    ErrorClass::Transient,
+    ErrorClass::Throttled,
+    ErrorClass::Permanent,
+];
