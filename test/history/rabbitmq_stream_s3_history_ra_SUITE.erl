@@ -41,7 +41,7 @@ init_per_testcase(Case, Config) ->
     [{dir, Dir}, {env, Env}, {server, Server}, {members, Members} | Config].
 
 end_per_testcase(_Case, Config) ->
-    _ = [catch ?MEMBERS:kill_node(Node) || Node <- maps:keys(?config(members, Config)), net_adm:ping(Node) =:= pong],
+    _ = [ok = ?MEMBERS:kill_node(Node) || Node <- maps:keys(?config(members, Config)), net_adm:ping(Node) =:= pong],
     ok = stream_s3_s3local:stop(?config(server, Config)).
 
 ra_dir(Dir, Name) -> filename:join([Dir, Name, "ra"]).

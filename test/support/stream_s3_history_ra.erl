@@ -9,7 +9,7 @@
 -export([start_node/1, form/1, restart/1, command/2, query/2, leader/1, hand_over/2]).
 -export([init/1, apply/3, state_enter/2]).
 -export([pending/1, read_segment/3, acknowledge/2, run_state/2, catalog/2, purged/2]).
--export([notify/1, owner/1]).
+-export([notify/1, owner/1, ask/2, sync/0]).
 
 -define(SYSTEM, stream_s3_history).
 -define(NAME, stream_s3_history_member).
@@ -46,15 +46,23 @@ start_node(Dir) ->
 form(Nodes) ->
     Configs = [config(Node, Nodes) || Node <- Nodes],
     {ok, _, []} = ra:start_cluster(?SYSTEM, Configs, ?TIMEOUT),
+    [ok = erpc:call(Node, ?MODULE, sync, []) || Node <- Nodes],
     ok.
 
+%% @private
+%% Ra keeps in tables of dets which of its directories belongs to which member, and dets writes seconds later: a member that is killed within these
+%% seconds would not find its own again.
+sync() ->
+    lists:foreach(fun(Table) -> ok = dets:sync(Table) end, dets:all()).
+
 config(Node, Nodes) ->
+    Uid = ra:new_uid(atom_to_binary(?NAME)),
     #{
         id => {?NAME, Node},
-        uid => ra:new_uid(atom_to_binary(?NAME)),
+        uid => Uid,
         cluster_name => ?NAME,
         initial_members => [{?NAME, N} || N <- Nodes],
-        log_init_args => #{uid => atom_to_binary(Node), min_snapshot_interval => 1},
+        log_init_args => #{uid => Uid, min_snapshot_interval => 1},
         machine => {module, ?MODULE, #{}}
     }.
 
@@ -80,12 +88,15 @@ command([Node | Others], Command) ->
 %% @doc Asks the leader's current state.
 -spec query([node()], fun((?STATE:state()) -> Answer)) -> Answer.
 query([Node | Others], Query) ->
-    try ra:consistent_query({?NAME, Node}, Query, ?TIMEOUT) of
+    try ra:consistent_query({?NAME, Node}, {?MODULE, ask, [Query]}, ?TIMEOUT) of
         {ok, Answer, _Leader} -> Answer;
         _NoLeader -> query(Others ++ [Node], Query)
     catch
         exit:_ -> query(Others ++ [Node], Query)
     end.
+
+%% @private
+ask(Query, State) -> Query(State).
 
 %% @doc Which node leads.
 -spec leader([node()]) -> node().
@@ -185,7 +196,7 @@ local(Member, Query) ->
 %% `gone' has to be proof, so a majority is asked.
 %% @private
 run_state(Member, Run) ->
-    case ra:consistent_query(Member, fun(State) -> ?STATE:run_state(Run, State) end, ?TIMEOUT) of
+    case ra:consistent_query(Member, {?STATE, run_state, [Run]}, ?TIMEOUT) of
         {ok, Answer, _Leader} -> Answer;
         Failed -> {error, {retryable, Failed}}
     end.
