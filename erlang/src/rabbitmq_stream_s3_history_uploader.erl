@@ -108,7 +108,7 @@ purge(Server, Run) when is_binary(Run) ->
     gen_server:call(Server, {purge, Run}, infinity).
 
 %% @doc Whether retention may take a closed run now, or has to wait for so many milliseconds since it still has a sealed segment. Waits for the host's `run_state/2',
-%% in the calling process.
+%% in the calling process. Raises where no uploader runs, which says nothing: retention has to wait then.
 -spec postpone_retention(server(), run()) -> {postpone, Ms :: pos_integer()} | proceed.
 postpone_retention(Server, Run) ->
     Source = gen_server:call(Server, source, infinity),

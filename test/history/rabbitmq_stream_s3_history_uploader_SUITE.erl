@@ -48,12 +48,14 @@ all() ->
         a_read_failure_never_writes,
         a_run_without_segment_state_is_purged_at_once,
         options_out_of_range_are_refused_with_a_sentence,
+        a_store_without_conditional_writes_is_refused_with_a_sentence,
         a_store_that_does_not_answer_at_the_start_is_waited_for,
         a_segment_of_64_mib_can_be_compared_and_read_back,
         two_owners_at_once_acknowledge_each_segment_once,
         a_rescan_of_100000_segments_of_1000_runs_takes_less_than_a_second,
         memory_of_a_scan_is_bounded_by_the_page,
-        the_metrics_have_the_names_of_the_document
+        the_metrics_have_the_names_of_the_document,
+        misuse_of_the_library_raises_badarg_with_a_text
     ].
 
 init_per_suite(Config) ->
@@ -516,6 +518,26 @@ options_out_of_range_are_refused_with_a_sentence(Config) ->
     ?assertEqual({error, {bad_option, <<"there is no option pagesize">>}}, Try(#{pagesize => 1})),
     ?assertEqual({error, {bad_option, <<"source is missing">>}}, ?UPLOADER:start_link(#{argument => Host})).
 
+a_store_without_conditional_writes_is_refused_with_a_sentence(Config) ->
+    Host = ?config(host, Config),
+    Run = run(?FUNCTION_NAME),
+    ok = seal(Host, Run, [1]),
+    process_flag(trap_exit, true),
+    %% Whatever a rule for conditions does, they are not looked at.
+    ok = fault(Config, #{op => condition, do => lost_reply}),
+    Options = #{source => ?HOST, argument => Host},
+    {error, {unsupported, Sentence}} = ?UPLOADER:start_link(Options),
+    ?assertMatch(<<"the object store does not honour conditional writes", _/binary>>, Sentence),
+    %% The same where it only turns out later.
+    ok = stream_s3_store_faults:clear(server(Config)),
+    ok = stream_s3_store_faults:add(server(Config), [#{op => put, do => status, status => 503, count => 3}, #{op => condition, do => lost_reply}]),
+    {ok, Uploader} = ?UPLOADER:start_link(Options),
+    receive
+        {'EXIT', Uploader, Reason} -> ?assertEqual({shutdown, {unsupported, Sentence}}, Reason)
+    after ?TIMEOUT -> error(still_running)
+    end,
+    ?assertEqual([], keys(Run)).
+
 a_store_that_does_not_answer_at_the_start_is_waited_for(Config) ->
     Host = ?config(host, Config),
     Run = run(?FUNCTION_NAME),
@@ -626,6 +648,37 @@ the_metrics_have_the_names_of_the_document(_Config) ->
         [history_upload_backlog_segments, history_upload_backlog_bytes, history_upload_oldest_sealed_age_seconds],
         [Name || {Name, #{}, N} <- Gauges, is_number(N)]
     ).
+
+misuse_of_the_library_raises_badarg_with_a_text(_Config) ->
+    Options = #{
+        history_purge_wait_ms => 1, task_retry_delay_ms => 1, task_retry_delay_max_ms => 1, upload_retry_delay_ms => 1, upload_retry_delay_max_ms => 1
+    },
+    Nif = rabbitmq_stream_s3_nif,
+    Machine = Nif:history_new(Options),
+    Listing = {[{1, 10, 5}], {2, 20, undefined}},
+    ?assertMatch({_, [{ask_permit, 1}]}, Nif:history_handle(Machine, 0, {rescanned, Listing})),
+    %% A state is a value: the old one has not changed.
+    ?assertMatch(#{phase := idle, segments := 0, is_idle := true}, Nif:history_status(Machine)),
+    Bad = [
+        nonsense,
+        {nonsense, 1},
+        {permit, -1},
+        {permit, 1, 2},
+        {read, 1, maybe_so},
+        {put, 1, {stored, 16#1FFFFFFFF, 1}},
+        {put, 1, stored},
+        {examined, 1, {other, 5}},
+        {listed, 1, [Listing]},
+        {rescanned, {[{1, 2} | 3], {0, 0, undefined}}},
+        {catalog, 1, [a]},
+        {failed, 1, sometimes, 0.5},
+        {failed, 1, transient, 2}
+    ],
+    [?assertError({badarg, <<_/binary>>}, Nif:history_handle(Machine, 0, Event)) || Event <- Bad],
+    ?assertError({badarg, <<"history_purge_wait_ms", _/binary>>}, Nif:history_new(maps:remove(history_purge_wait_ms, Options))),
+    ?assertError({badarg, <<"run id", _/binary>>}, Nif:history_key(<<"p">>, {<<"..">>, 1})),
+    ?assertError({badarg, <<"payload", _/binary>>}, Nif:history_put(?STORE:handle(), self(), ref, {<<"r">>, 1}, ["list"], undefined)),
+    ?assertEqual({true, false, false}, {Nif:valid_run_id(<<"a.b">>), Nif:valid_run_id(<<"a/b">>), Nif:valid_run_id(a)}).
 
 %% --- support ---------------------------------------------------------------------------------------------------------
 

@@ -286,7 +286,16 @@ impl S3 for Backend {
         let mut input = req.input;
         let tree = self.tree(&input.bucket)?;
         tree.path(&input.key).map_err(refused)?;
-        let precondition = precondition(&input)?;
+        let mut precondition = precondition(&input)?;
+        if precondition != Precondition::None
+            && self
+                .faults
+                .take(Operation::Condition, &input.key)
+                .then
+                .is_some()
+        {
+            precondition = Precondition::None;
+        }
         // The early answer that saves sending the body. What counts is the check when it is put in place.
         if precondition == Precondition::Absent && tree.open(&input.key).is_ok() {
             return Err(refused(TreeError::Precondition));

@@ -23,6 +23,9 @@ pub enum Operation {
     MultiDelete,
     /// One key of a batch: the request succeeds and reports the key as failed. Only `status` faults make sense here.
     DeleteKey,
+    /// The condition of a PUT (`If-None-Match`, `If-Match`). Whatever a rule for it does, the condition is not looked at, as by a server that does
+    /// not know conditions.
+    Condition,
     /// A page of a listing.
     List,
     /// Everything else, such as making a bucket.
@@ -31,13 +34,14 @@ pub enum Operation {
 
 impl Operation {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Put,
         Self::Get,
         Self::Head,
         Self::Delete,
         Self::MultiDelete,
         Self::DeleteKey,
+        Self::Condition,
         Self::List,
         Self::Other,
     ];
@@ -179,10 +183,10 @@ impl Fault {
 
     fn matches(&self, op: Operation, key: &str) -> bool {
         let spent = self.count == Some(0);
-        // A fault for all requests does not mean the keys within one of them.
+        // A fault for all requests does not mean the parts of one of them.
         let of_op = match self.op {
             Some(wanted) => wanted == op,
-            None => op != Operation::DeleteKey,
+            None => op != Operation::DeleteKey && op != Operation::Condition,
         };
         !spent && of_op && self.key.as_deref().is_none_or(|pattern| fits(pattern, key))
     }
