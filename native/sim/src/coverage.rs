@@ -132,7 +132,6 @@ pub const REQUIRED: &[&str] = &[
     "transfer deadline",
     "given-up attempt succeeded",
     "old transfer result",
-    "old task result",
     "task died or kept no time",
     "group tried again",
     "group given up",
