@@ -125,17 +125,22 @@ timed(Corrs, Latencies) ->
 samplers(false, _Writer) ->
     none;
 samplers(true, Writer) ->
-    Self = self(),
     Max = rabbitmq_stream_s3_config:get(max_in_flight_fragments),
     Nothing = #{statuses => 0, waiting => 0, waiting_below_max => 0, lag_mib_max => 0.0, in_flight_max => 0},
-    {spawn_link(fun() -> sample(Writer, Self, 0, []) end), spawn_link(fun() -> look(Max, Nothing) end)}.
+    {SampleMs, StatusMs} = how_often(os:getenv("BENCH_SETTLE")),
+    {spawn_link(fun() -> sample(SampleMs, Writer, []) end), spawn_link(fun() -> look(StatusMs, Max, Nothing) end)}.
 
-%% Each wait is for what is committed when it begins, in a process of its own, so that they overlap.
-sample(Writer, Parent, Running, Took) ->
+%% Where nothing becomes durable, what is measured is the writer: as little as can be goes on beside it.
+how_often("yes") -> {?SAMPLE_MS, ?STATUS_MS};
+how_often("no") -> {infinity, 1000}.
+
+%% Each wait is for what is committed when it begins, in a process of its own, so that they overlap. Who still waits when the writer is
+%% through is not counted: it would wait for the age of the last fragment.
+sample(EveryMs, Writer, Took) ->
     receive
-        {took, Ms} -> sample(Writer, Parent, Running - 1, [Ms | Took]);
-        {stop, From} -> collect(From, Running, Took)
-    after ?SAMPLE_MS ->
+        {took, Ms} -> sample(EveryMs, Writer, [Ms | Took]);
+        {stop, From} -> From ! {self(), [Ms || Ms <- Took, Ms =/= failed]}
+    after EveryMs ->
         Sampler = self(),
         Offset = stream_s3_osiris:committed_chunk_id(Writer) + 1,
         Began = now_us(),
@@ -146,17 +151,13 @@ sample(Writer, Parent, Running, Took) ->
                     {error, _} -> {took, failed}
                 end
         end),
-        sample(Writer, Parent, Running + 1, Took)
+        sample(EveryMs, Writer, Took)
     end.
 
-%% Who still waits when the writer is through would wait for the age of the last fragment.
-collect(From, _Running, Took) ->
-    From ! {self(), [Ms || Ms <- Took, Ms =/= failed]}.
-
-look(Max, Seen) ->
+look(EveryMs, Max, Seen) ->
     receive
         {stop, From} -> From ! {self(), Seen}
-    after ?STATUS_MS -> look(Max, looked(rabbitmq_stream_s3:status(?STREAM), Max, Seen))
+    after EveryMs -> look(EveryMs, Max, looked(rabbitmq_stream_s3:status(?STREAM), Max, Seen))
     end.
 
 looked(#{waits_for_transfers := Waits, cut_in_flight := InFlight, lag_bytes := Lag}, Max, Seen) ->
