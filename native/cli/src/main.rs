@@ -1,21 +1,24 @@
-//! `stream-s3`: looks into a bucket and verifies what is there. Reads only; never writes or deletes.
+//! `stream-s3`: looks into a bucket, verifies what is there, and brings its records back. Never writes or deletes an object.
 //!
 //! Exit status: 0 when all is well, 1 when something in the bucket is wrong, 2 when the command could not do its work
 //! (unknown stream, unusable option, store that does not answer).
 
 mod adopt;
 mod check;
+mod export;
 mod finding;
 mod inspect;
 mod progress;
 mod reader;
 mod report;
+mod restore;
 mod store_args;
 mod tree;
 mod verify;
 mod walk;
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -23,11 +26,14 @@ use clap::{Args, Parser, Subcommand};
 use stream_s3_core::key::{self, Prefix, StreamId};
 use stream_s3_core::units::{Epoch, Uid};
 
+use crate::export::range::RangeArgs;
+use crate::export::source::Source;
+use crate::export::{Exported, Format, Target};
 use crate::progress::Progress;
 use crate::reader::{Failed, Reader};
 use crate::store_args::StoreArgs;
 
-/// Look into a bucket of tiered streams, and verify what is there. Reads only.
+/// Look into a bucket of tiered streams, verify what is there, and bring records back. Never changes an object.
 #[derive(Parser)]
 #[command(name = "stream-s3", version, after_help = EXIT_STATUS)]
 struct Cli {
@@ -43,7 +49,7 @@ const EXIT_STATUS: &str = "Exit status: 0 all is well, 1 something in the bucket
 
 #[derive(Args)]
 struct OutputArgs {
-    /// Report as JSON on stdout instead of text, one document a line
+    /// Report as JSON on stdout instead of text, one document a line; of export, the records
     #[arg(long, global = true)]
     json: bool,
     /// No progress bar (there is none anyway when stderr is no terminal)
@@ -98,6 +104,68 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
         concurrency: u8,
     },
+    /// Write the records of a stream to a file or to stdout
+    ///
+    /// For each record its length (u32, big-endian) and its bytes, or with --json a document a line: offset, timestamp, and the
+    /// message decoded from AMQP 1.0, with what AMQP 0.9.1 calls its properties where it came through an exchange. Every chunk is
+    /// checked against its CRC before a record of it is written; damage ends the command with status 1 and says where to go on.
+    Export {
+        /// Stream id
+        stream: String,
+        #[command(flatten)]
+        range: RangeArgs,
+        /// File to write to, which must not be there; stdout where not given
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+        /// Write behind what the file holds
+        #[arg(long, requires = "output")]
+        append: bool,
+        #[command(flatten)]
+        root: RootArg,
+    },
+    /// Publish the records of a stream to another stream of a broker, which must be there
+    ///
+    /// Uses the stream protocol, with confirms; what is stored there is byte for byte what was stored here. Publishing ids follow from
+    /// offsets (from a file: from the places in it), so that repeating the command with the same publisher goes on where it ended and
+    /// publishes nothing twice.
+    Restore(Box<RestoreArgs>),
+}
+
+#[derive(Args)]
+struct RestoreArgs {
+    /// Stream id in the bucket
+    #[arg(required_unless_present = "input")]
+    stream: Option<String>,
+    /// File that export has written without --json, instead of a bucket
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["stream", "from", "to", "since", "until", "root"])]
+    input: Option<PathBuf>,
+    #[command(flatten)]
+    range: RangeArgs,
+    #[command(flatten)]
+    root: RootArg,
+    /// Name of the stream to publish to
+    #[arg(long, value_name = "NAME")]
+    into: String,
+    /// Node of the cluster, with its port for the stream protocol
+    #[arg(long, value_name = "HOST:PORT", default_value = "localhost:5552")]
+    broker: String,
+    /// Virtual host of that stream
+    #[arg(long, default_value = "/")]
+    vhost: String,
+    /// User to publish as
+    #[arg(long, default_value = "guest")]
+    user: String,
+    /// Its password; better set in the environment, where other users do not see it
+    #[arg(
+        long,
+        env = "RABBITMQ_PASSWORD",
+        default_value = "guest",
+        hide_env_values = true
+    )]
+    password: String,
+    /// What the broker remembers by what has been published already; where not given, the stream id or the file's name
+    #[arg(long, value_name = "NAME")]
+    publisher: Option<String>,
 }
 
 #[derive(Args)]
@@ -138,24 +206,35 @@ fn main() -> ExitCode {
     match runtime.block_on(run(cli)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
+        Err(failed @ Failed::Damaged { .. }) => {
+            complain(&failed.to_string());
+            ExitCode::from(1)
+        }
         Err(failed) => fail(&failed.to_string()),
     }
 }
 
 fn fail(message: &str) -> ExitCode {
-    eprintln!("stream-s3: {message}");
+    complain(message);
     ExitCode::from(2)
+}
+
+fn complain(message: &str) {
+    eprintln!("stream-s3: {message}");
 }
 
 /// Runs a command; whether all is well.
 async fn run(cli: Cli) -> Result<bool, Failed> {
-    let (store, prefix) = cli.store.open()?;
-    let reader = Reader::new(store);
-    let json = cli.output.json;
-    match cli.command {
+    let Cli {
+        store,
+        output,
+        command,
+    } = cli;
+    match command {
         Command::Streams => {
+            let (reader, prefix) = open(store)?;
             let streams = tree::find_streams(&reader, &prefix).await?;
-            print(&report::streams(&streams, json))?;
+            print(&report::streams(&streams, output.json))?;
             Ok(true)
         }
         Command::Inspect {
@@ -163,10 +242,11 @@ async fn run(cli: Cli) -> Result<bool, Failed> {
             root,
             fragments,
         } => {
+            let (reader, prefix) = open(store)?;
             let stream = stream_id(&stream)?;
             let inspected =
                 inspect::inspect(&reader, &prefix, &stream, root.pair(), fragments).await?;
-            print(&if json {
+            print(&if output.json {
                 report::inspect_json(&stream, &inspected)
             } else {
                 report::inspect_text(&stream, &inspected)
@@ -174,9 +254,10 @@ async fn run(cli: Cli) -> Result<bool, Failed> {
             Ok(inspected.is_whole())
         }
         Command::Adopt { stream, root } => {
+            let (reader, prefix) = open(store)?;
             let stream = stream_id(&stream)?;
             let found = adopt::search(&reader, &prefix, &stream, root.pair()).await?;
-            print(&if json {
+            print(&if output.json {
                 adopt::json(&prefix, &stream, &found)
             } else {
                 adopt::text(&prefix, &stream, &found)
@@ -192,20 +273,118 @@ async fn run(cli: Cli) -> Result<bool, Failed> {
             let options = verify::Options {
                 concurrency: usize::from(concurrency),
                 root: root.pair(),
-                progress: Progress::new(cli.output.quiet),
+                progress: Progress::new(output.quiet),
             };
-            let streams = match stream {
-                Some(stream) => vec![stream_id(&stream)?],
-                None if all => all_streams(&reader, &prefix).await?,
-                None => {
-                    return Err(Failed::Usage(
-                        "name the stream to verify, or verify them all with --all".to_owned(),
-                    ));
-                }
-            };
-            verify_each(&reader, &prefix, &streams, &options, json).await
+            verify(store, stream, all, &options, output.json).await
         }
+        Command::Export {
+            stream,
+            range,
+            output: file,
+            append,
+            root,
+        } => {
+            let source = source(store, &stream, &root, &range).await?;
+            let target = match file {
+                None => Target::Stdout,
+                Some(path) => Target::File { path, append },
+            };
+            export(source, &target, &output).await
+        }
+        Command::Restore(args) => restore(store, *args, &output).await,
     }
+}
+
+async fn verify(
+    store: StoreArgs,
+    stream: Option<String>,
+    all: bool,
+    options: &verify::Options,
+    json: bool,
+) -> Result<bool, Failed> {
+    let (reader, prefix) = open(store)?;
+    let streams = match stream {
+        Some(stream) => vec![stream_id(&stream)?],
+        None if all => all_streams(&reader, &prefix).await?,
+        None => {
+            return Err(Failed::Usage(
+                "name the stream to verify, or verify them all with --all".to_owned(),
+            ));
+        }
+    };
+    verify_each(&reader, &prefix, &streams, options, json).await
+}
+
+fn open(store: StoreArgs) -> Result<(Reader, Prefix), Failed> {
+    let (store, prefix) = store.open()?;
+    Ok((Reader::new(store), prefix))
+}
+
+async fn source(
+    store: StoreArgs,
+    stream: &str,
+    root: &RootArg,
+    range: &RangeArgs,
+) -> Result<Source, Failed> {
+    let (reader, prefix) = open(store)?;
+    let stream = stream_id(stream)?;
+    Source::open(&reader, &prefix, &stream, root.pair(), range.wanted()).await
+}
+
+async fn export(source: Source, target: &Target, output: &OutputArgs) -> Result<bool, Failed> {
+    let format = if output.json {
+        Format::JsonLines
+    } else {
+        Format::LengthPrefixed
+    };
+    let (first, next) = source.tier();
+    let progress = Progress::new(output.quiet);
+    let exported = export::export(source, format, target, &progress).await?;
+    let Exported {
+        records,
+        bytes,
+        next: reached,
+        cut_short,
+    } = exported;
+    if !output.quiet && !cut_short {
+        // Stdout may be the records'.
+        eprintln!(
+            "export: {records} records, {bytes} bytes; the tier has offsets {first} to before {next}, go on with --from {reached}"
+        );
+    }
+    Ok(true)
+}
+
+async fn restore(store: StoreArgs, args: RestoreArgs, output: &OutputArgs) -> Result<bool, Failed> {
+    let name = match (&args.stream, &args.input) {
+        (Some(stream), _) => stream.clone(),
+        (None, Some(path)) => path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
+        (None, None) => String::new(),
+    };
+    let address = restore::Address {
+        publisher: args
+            .publisher
+            .unwrap_or_else(|| format!("stream-s3 {name}")),
+        broker: args.broker,
+        vhost: args.vhost,
+        user: args.user,
+        password: args.password,
+        stream: args.into,
+    };
+    let progress = Progress::new(output.quiet);
+    let restored = match args.input {
+        Some(path) => restore::from_file(&path, &address, &progress).await?,
+        None => {
+            let source = source(store, &name, &args.root, &args.range).await?;
+            restore::from_bucket(source, &address, &progress).await?
+        }
+    };
+    print(&report::restored(&address.stream, &restored, output.json))?;
+    Ok(true)
 }
 
 async fn all_streams(reader: &Reader, prefix: &Prefix) -> Result<Vec<StreamId>, Failed> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
+use stream_s3_core::units::Offset;
 use stream_s3_store::{ErrorKind, Failure, Object, Page, Part, SharedStore, StoreError};
 
 /// How often a request is made before the command gives up, and the pause after the first attempt, which doubles.
@@ -35,9 +36,38 @@ pub(crate) enum Failed {
         /// What happened.
         reason: String,
     },
-    /// The report could not be written.
-    #[error("cannot write the report: {0}")]
+    /// The report, or the records, could not be written.
+    #[error("cannot write: {0}")]
     Output(std::io::Error),
+    /// Records of the bucket cannot be read: what holds them is damaged or gone. The exit status is 1.
+    #[error(
+        "the records from offset {offset} on cannot be read from {key}: {why}; the {written} wanted ones before them are done, and those behind the damage begin at offset {next} (--from {next})"
+    )]
+    Damaged {
+        /// First offset that cannot be read.
+        offset: Offset,
+        /// The object.
+        key: String,
+        /// What is wrong with it.
+        why: String,
+        /// Where the next records are that may be whole.
+        next: Offset,
+        /// Records that were dealt with before.
+        written: u64,
+    },
+    /// The records cannot be published. A sentence that says what to do.
+    #[error("{0}")]
+    Broker(String),
+}
+
+impl Failed {
+    /// Says how many records were dealt with before.
+    pub(crate) fn behind(mut self, records: u64) -> Self {
+        if let Self::Damaged { written, .. } = &mut self {
+            *written = records;
+        }
+        self
+    }
 }
 
 /// What failed, and what to do about it.
@@ -200,7 +230,9 @@ impl Patience {
         let passing = match &failed {
             Failed::Store(error) => error.kind == ErrorKind::Transient,
             Failed::Broken { .. } => true,
-            Failed::Usage(_) | Failed::Output(_) => false,
+            Failed::Usage(_) | Failed::Output(_) | Failed::Damaged { .. } | Failed::Broker(_) => {
+                false
+            }
         };
         if !passing || self.left == 0 {
             return Err(failed);

@@ -10,6 +10,7 @@ use stream_s3_core::units::TimestampMs;
 use crate::check::kind_name;
 use crate::finding::Finding;
 use crate::inspect::Inspected;
+use crate::restore::Restored;
 use crate::tree::{Content, Node, Root};
 use crate::verify::Verified;
 
@@ -17,6 +18,16 @@ use crate::verify::Verified;
 #[derive(Serialize)]
 struct StreamsDoc<'a> {
     streams: Vec<&'a str>,
+}
+
+/// `restore --json`.
+#[derive(Serialize)]
+struct RestoredDoc<'a> {
+    into: &'a str,
+    /// Records confirmed now.
+    published: u64,
+    /// Publishing id behind which it began: all up to it had been published before.
+    behind: u64,
 }
 
 /// A root object.
@@ -118,6 +129,24 @@ pub(crate) fn streams(ids: &[StreamId], json: bool) -> String {
         return document(&StreamsDoc { streams: ids });
     }
     ids.iter().fold(String::new(), |text, id| text + id + "\n")
+}
+
+/// What a restoration came to.
+pub(crate) fn restored(into: &str, restored: &Restored, json: bool) -> String {
+    let Restored { published, behind } = *restored;
+    if json {
+        return document(&RestoredDoc {
+            into,
+            published,
+            behind,
+        });
+    }
+    let before = if behind == 0 {
+        String::new()
+    } else {
+        format!("; what has publishing ids up to {behind} had been published before")
+    };
+    format!("restore: {published} records published to {into} and confirmed{before}\n")
 }
 
 /// `inspect` as JSON.
