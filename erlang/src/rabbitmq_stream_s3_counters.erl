@@ -3,7 +3,8 @@
 %% state when somebody asks.
 %%
 %% A stream's numbers live as long as its writer is on this node, so that a restart of the reader is not a reset of the
-%% numbers. Adding costs two table lookups at most and takes no lock.
+%% numbers. What a stream counts is counted for all `streams', too: that sum goes on when a stream is gone. Adding costs four table
+%% lookups at most and takes no lock.
 -module(rabbitmq_stream_s3_counters).
 
 -export([init/0, add/2, add/3, get/1, forget/1, names/1]).
@@ -11,7 +12,7 @@
 
 -define(TABLE, ?MODULE).
 
--type scope() :: {stream, StreamId :: binary()} | metadata | objects | history.
+-type scope() :: {stream, StreamId :: binary()} | streams | metadata | objects | history.
 
 %% @doc Creates the table. The caller owns it: when it ends, the numbers are gone.
 -spec init() -> ok.
@@ -30,6 +31,13 @@ add(Scope, Name) ->
 -spec add(scope(), Name :: atom(), non_neg_integer()) -> ok.
 add(Scope, Name, N) ->
     Index = index(Name, names(Scope), 1),
+    ok = add_to(Scope, Index, N),
+    case Scope of
+        {stream, _} -> add_to(streams, Index, N);
+        _ -> ok
+    end.
+
+add_to(Scope, Index, N) ->
     case ref(Scope) of
         {ok, Ref} -> counters:add(Ref, Index, N);
         none -> ok
@@ -63,6 +71,8 @@ names(objects) ->
 names(history) ->
     [uploaded, already_present, replaced, retryable_error, permanent_error, gone, bytes, checksum_mismatches, rescan_errors];
 names({stream, _StreamId}) ->
+    names(streams);
+names(streams) ->
     [
         transfers_completed,
         transfers_failed,

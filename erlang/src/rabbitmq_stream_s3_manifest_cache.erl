@@ -7,7 +7,7 @@
 
 -include("rabbitmq_stream_s3.hrl").
 
--export([start_link/0, put/2, pending/1, forget/1, get/1, range/1, streams/0]).
+-export([start_link/0, put/2, pending/1, forget/1, get/1, range/1, summary/1, streams/0]).
 -export([init/1, handle_call/3, handle_cast/2]).
 
 -define(TABLE, ?MODULE).
@@ -22,20 +22,20 @@ start_link() ->
 
 %% @doc Publishes the manifest that the metadata store accepted with the manifest's revision.
 -spec put(stream_id(), #manifest{}) -> ok.
-put(StreamId, #manifest{first_offset = First, next_offset = Next, entries = Entries} = Manifest) ->
+put(StreamId, #manifest{first_offset = First, next_offset = Next, total_size = Bytes, entries = Entries} = Manifest) ->
     Range =
         case Entries of
             <<>> -> empty;
             _ -> {First, Next}
         end,
-    true = ets:insert(?TABLE, {StreamId, Range, Manifest}),
+    true = ets:insert(?TABLE, {StreamId, Range, Manifest, Bytes}),
     ok.
 
 %% @doc Says that somebody is finding out. A manifest that is known already stays: it is still the persisted one as far as
 %% anyone here can tell.
 -spec pending(stream_id()) -> ok.
 pending(StreamId) ->
-    _ = ets:insert_new(?TABLE, {StreamId, {error, unresolved}, pending}),
+    _ = ets:insert_new(?TABLE, {StreamId, {error, unresolved}, pending, 0}),
     ok.
 
 %% @doc Drops what is known of a stream.
@@ -61,10 +61,18 @@ range(StreamId) ->
         unknown -> {error, unresolved}
     end.
 
+%% @doc {@link range/1}, and the data bytes in the remote tier; `unknown' if nobody here tiers the stream. Copies no manifest.
+-spec summary(stream_id()) -> {{First :: offset(), Next :: offset()} | empty | {error, unresolved}, Bytes :: non_neg_integer()} | unknown.
+summary(StreamId) ->
+    case {lookup(StreamId, 2), lookup(StreamId, 4)} of
+        {{ok, Range}, {ok, Bytes}} -> {Range, Bytes};
+        {_, _} -> unknown
+    end.
+
 %% @doc All streams of which something is known or being found out.
 -spec streams() -> [stream_id()].
 streams() ->
-    [StreamId || [StreamId] <- ets:match(?TABLE, {'$1', '_', '_'})].
+    [StreamId || [StreamId] <- ets:match(?TABLE, {'$1', '_', '_', '_'})].
 
 lookup(StreamId, Position) ->
     try

@@ -62,6 +62,8 @@ text({store, {_Kind, #{message := Message}}}) -> Message;
 text({metadata, timeout}) -> <<"the metadata store does not answer in time (has it lost its majority?)">>;
 text({metadata, noproc}) -> <<"the metadata store does not run on this node">>;
 text({metadata, Reason}) -> format("the metadata store says ~0tP", [Reason, 20]);
+text(unresolved) -> <<"it is not known yet what is tiered">>;
+text(not_tiered_here) -> <<"the stream is not tiered from this node">>;
 text(no_queue) -> <<"the metadata store does not know the stream's queue (yet)">>;
 text({fenced, Epoch}) -> format("a writer of the later epoch ~b has been there, so this one must not write", [Epoch]);
 text(conflict) -> <<"somebody else has made another root current">>;

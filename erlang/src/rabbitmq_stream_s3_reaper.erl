@@ -133,7 +133,7 @@ count_one({_StreamId, {root, _Key}}) ->
 count_one({StreamId, {Counter, _Key}}) ->
     %% The numbers of a stream that has left this node have left with it.
     case rabbitmq_stream_s3_registry:whereis(StreamId) of
-        undefined -> ok;
+        undefined -> rabbitmq_stream_s3_counters:add(streams, Counter);
         _ -> rabbitmq_stream_s3_counters:add({stream, StreamId}, Counter)
     end.
 

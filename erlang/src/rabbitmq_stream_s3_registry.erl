@@ -1,6 +1,6 @@
 %% @doc Which process reads a stream, by the stream's id. Also a registry in the sense of OTP's `{via, Module, Name}'.
 %%
-%% Owns the table of counters, so that a stream's numbers live as long as the application.
+%% Owns the tables of counters and gauges, so that a stream's numbers live as long as the application.
 -module(rabbitmq_stream_s3_registry).
 -behaviour(gen_server).
 
@@ -73,6 +73,7 @@ send(StreamId, Message) ->
 %% @private
 init([]) ->
     ok = rabbitmq_stream_s3_counters:init(),
+    ok = rabbitmq_stream_s3_gauges:init(),
     ?TABLE = ets:new(?TABLE, [named_table, protected, {read_concurrency, true}]),
     {ok, #{}}.
 

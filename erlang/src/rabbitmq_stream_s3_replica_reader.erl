@@ -137,7 +137,7 @@ init(#{stream := StreamId, writer := Writer}) ->
         tasks = ?TASKS:new(),
         transfers = ?TRANSFERS:new(StreamId)
     },
-    {ok, Reader, {continue, resolve}}.
+    {ok, publish(Reader), {continue, resolve}}.
 
 %% @private
 handle_continue(resolve, Reader) ->
@@ -146,6 +146,7 @@ handle_continue(resolve, Reader) ->
 %% @private
 terminate(Reason, Reader) ->
     _ = release(Reader),
+    ok = rabbitmq_stream_s3_gauges:forget(Reader#reader.stream),
     case Reason of
         {shutdown, stream_deleted} -> forget(Reader);
         {shutdown, not_tiered} -> forget(Reader);
@@ -281,18 +282,18 @@ listened(Message, #reader{phase = Phase} = Reader) ->
 
 noreply(#reader{verdict = continue, phase = running, gap = {gap, _, _}} = Reader) ->
     case ?EFFECTS:settle(Reader) of
-        #reader{verdict = continue} = Next -> {noreply, Next};
+        #reader{verdict = continue} = Next -> {noreply, publish(Next)};
         Next -> noreply(Next)
     end;
 noreply(#reader{verdict = continue, phase = running, flush = To} = Reader) when To =/= none ->
     case ?EFFECTS:flush(Reader) of
-        #reader{verdict = continue} = Next -> {noreply, Next};
+        #reader{verdict = continue} = Next -> {noreply, publish(Next)};
         Next -> noreply(Next)
     end;
 noreply(#reader{verdict = continue} = Reader) ->
-    {noreply, Reader};
+    {noreply, publish(Reader)};
 noreply(#reader{verdict = {resolve, Reason}} = Reader) ->
-    {noreply, resolve_again(Reason, Reader)};
+    {noreply, publish(resolve_again(Reason, Reader))};
 noreply(#reader{verdict = {stop, {shutdown, stream_deleted} = Reason}, writer = Writer, stream = StreamId} = Reader) ->
     ?LOG_NOTICE("stream ~ts has been deleted, its reader stops", [StreamId]),
     ok = rabbitmq_stream_s3_gc:stream_deleted(StreamId),
@@ -464,6 +465,42 @@ stalled({stream, Since}, _Problems) -> #{cause => <<"an operator has paused the 
 stalled({node, Since}, _Problems) -> #{cause => <<"an operator has paused the node">>, since => Since};
 stalled(none, [Oldest | _]) -> maps:with([cause, since], Oldest);
 stalled(none, []) -> none.
+
+%% For those who collect metrics: they must not wait for this process.
+publish(#reader{stream = StreamId, context = Context, problems = Problems} = Reader) ->
+    {VHost, Queue} =
+        case Context of
+            none -> {<<>>, <<>>};
+            #{reference := Reference} -> rabbitmq_stream_s3_gauges:labels(Reference)
+        end,
+    Since =
+        case stalled(rabbitmq_stream_s3_pause:since(StreamId), rabbitmq_stream_s3_problems:list(Problems)) of
+            none -> 0;
+            #{since := Ms} -> Ms
+        end,
+    Row = maps:merge(#{vhost => VHost, queue => Queue, stalled_since_timestamp_ms => Since}, gauges(Reader)),
+    ok = rabbitmq_stream_s3_gauges:put(StreamId, Row),
+    Reader.
+
+gauges(#reader{last_persist = LastPersist, transfers = Transfers, drain = Drain, persisting_bytes = BytesInPersist}) ->
+    #{in_flight := InFlight, bytes := BytesInTransfer, stalled := Stalled} = ?TRANSFERS:info(Transfers),
+    #{
+        transfers_in_flight => InFlight,
+        upload_stalled_offset => or_else(-1, stalled_offset(Stalled)),
+        bytes_in_assembly => bytes_in_assembly(Drain),
+        bytes_in_transfer => BytesInTransfer,
+        bytes_in_persist => BytesInPersist,
+        last_persist_timestamp_ms => or_else(0, LastPersist)
+    }.
+
+bytes_in_assembly(none) ->
+    0;
+bytes_in_assembly(Drain) ->
+    #{bytes := Bytes} = ?DRAIN:info(Drain),
+    Bytes.
+
+or_else(Default, none) -> Default;
+or_else(_Default, Value) -> Value.
 
 stalled_offset({Offset, _Reason}) -> Offset;
 stalled_offset(none) -> none.

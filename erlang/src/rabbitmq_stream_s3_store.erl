@@ -207,16 +207,10 @@ reload() ->
     gen_server:call(?MODULE, reload, infinity).
 
 %% @doc What {@link rabbitmq_stream_s3_nif:store_metrics/0} answers, and whether the last probe could use the bucket (1) or not, or not
-%% yet (0).
+%% yet (0). Asks no process.
 -spec metrics() -> #{bucket_accessible := 0 | 1, atom() => term()}.
 metrics() ->
-    Accessible =
-        case status() of
-            #{state := accessible} -> 1;
-            #{state := failing} -> 0;
-            #{state := unknown} -> 0
-        end,
-    (rabbitmq_stream_s3_nif:store_metrics())#{bucket_accessible => Accessible}.
+    (rabbitmq_stream_s3_nif:store_metrics())#{bucket_accessible => rabbitmq_stream_s3_gauges:bucket_accessible()}.
 
 %% @doc Probes now, unless a probe is under way.
 -spec probe() -> ok.
@@ -225,6 +219,7 @@ probe() ->
 
 %% @private
 init([]) ->
+    ok = rabbitmq_stream_s3_gauges:put_store(false),
     Status = #{state => unknown, since => now_ms(), cause => none, capabilities => #{}},
     {ok, start_probe(#state{status = Status})}.
 
@@ -316,6 +311,7 @@ same_place(Place, Settings) ->
 probed(Result, #state{status = Old} = State) ->
     New = new_status(Result, Old),
     ok = log_change(Old, New),
+    ok = rabbitmq_stream_s3_gauges:put_store(maps:get(state, New) =:= accessible),
     %% Sooner than usual while it fails, so that the status is right soon after the cause is mended.
     Interval = rabbitmq_stream_s3_config:get(bucket_check_interval_ms),
     Delay =

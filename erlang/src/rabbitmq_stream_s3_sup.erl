@@ -24,7 +24,8 @@ init([]) ->
         worker(rabbitmq_stream_s3_store, []),
         worker(rabbitmq_stream_s3_reaper, []),
         worker(rabbitmq_stream_s3_gc, []),
-        worker(rabbitmq_stream_s3_replicas, [])
+        worker(rabbitmq_stream_s3_replicas, []),
+        worker(rabbitmq_stream_s3_prometheus, [])
         | [worker(rabbitmq_stream_s3_events, []) || rabbitmq_stream_s3_metadata:in_broker()]
     ],
     {ok, {#{strategy => rest_for_one, intensity => 10, period => 60}, Children}}.

@@ -1,7 +1,7 @@
 %% @doc A store for brokers, and what brokers have put into it.
 -module(stream_s3_tier).
 
--export([start/1, stop/1, secret/1, conf/2, stream_id/2, writer/2, records/3, chunks/3, flush/2, verify/3, keys/2, pointer/2, await/3]).
+-export([start/1, stop/1, server/1, settings/1, secret/1, conf/2, stream_id/2, writer/2, records/3, chunks/3, flush/2, verify/3, keys/2, pointer/2, await/3]).
 -export_type([tier/0]).
 
 -define(BUCKET, "bucket").
@@ -28,6 +28,14 @@ stop(#{server := Server}) ->
 %% @doc The secret that the brokers are given.
 -spec secret(tier()) -> binary().
 secret(#{settings := #{secret_key := Secret}}) -> Secret.
+
+%% @doc The server, for its faults.
+-spec server(tier()) -> stream_s3_s3local:server().
+server(#{server := Server}) -> Server.
+
+%% @doc The store as the application's settings name it.
+-spec settings(tier()) -> #{atom() => term()}.
+settings(#{settings := Settings}) -> Settings.
 
 %% @doc Lines of rabbitmq.conf that name the store, and others of the plugin.
 -spec conf(tier(), #{atom() => term()}) -> iodata().
