@@ -14,7 +14,7 @@ export STREAM_S3_S3LOCAL := $(TARGET)/release/s3local
 export STREAM_S3_CLI := $(TARGET)/release/stream-s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build dist demo shell test test-deep broker-test broker-test-deep sim sim-twins ct-file soak fuzz sanitize bench-core bench-upload bench-path bench-streams check fmt doc clean
+.PHONY: help setup build dist demo shell test test-deep broker-test broker-test-deep sim sim-twins ct-file soak fuzz sanitize bench-core bench-upload bench-cost bench-path bench-streams check fmt doc clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ bench-path: build ## From a write to a durable manifest, at full rate and with t
 
 bench-streams: build ## Many streams on one node: 2,000 idle ones and 100 busy ones (BENCH_IDLE=, BENCH_BUSY=, BENCH_SECONDS=).
 	@.ci/bench-streams $(FLAVOUR)
+
+bench-cost: build ## Requests and dollars a GiB, by fragment size and persist interval (COST_MIB=, PRICE_PUT=, ...).
+	@FLAVOUR=$(FLAVOUR) python3 test/bench/bench_cost.py
 
 soak: build ## Kills a VM that uploads with kill -9, again and again, and looks for losses (ROUNDS=).
 	@.ci/erl $(FLAVOUR) stream_s3_soak main
