@@ -92,7 +92,7 @@ collect_mf(Registry, Callback) ->
             true -> fun per_object/0;
             false -> fun aggregated/0
         end,
-    Parts = [Streams, fun governor/0, fun metadata/0, fun objects/0, fun store/0],
+    Parts = [Streams, fun governor/0, fun metadata/0, fun objects/0, fun store/0, fun history/0],
     lists:foreach(fun(Part) -> lists:foreach(Callback, families(Part)) end, Parts).
 
 is_per_object('per-object') -> true;
@@ -114,7 +114,7 @@ family({Name, Kind, Help, Rows}) ->
 metrics() ->
     [{Name, counter, Help} || {Name, Help} <- counters()] ++
         [{Name, gauge, Help} || {Name, _Summary, Help} <- gauges()] ++
-        [{Name, Kind, Help} || {Name, Kind, Help} <- governor_metrics() ++ store_metrics()] ++
+        [{Name, Kind, Help} || {Name, Kind, Help} <- governor_metrics() ++ store_metrics() ++ history_metrics()] ++
         [{Name, counter, Help} || {Name, Help} <- metadata_metrics() ++ objects_metrics()] ++
         [{streams, gauge, streams_help()}].
 
@@ -265,4 +265,20 @@ store_metrics() ->
         {bytes_sent, counter, <<"Bytes of objects sent to the store, failed attempts included">>},
         {bytes_received, counter, <<"Bytes of objects received from the store, failed attempts included">>},
         {bucket_accessible, gauge, <<"1 if the bucket could be used when it was looked at last">>}
+    ].
+
+history() ->
+    #{counters := Counters, gauges := Gauges} = rabbitmq_stream_s3_history_uploader:metrics(),
+    Now = Counters ++ Gauges,
+    [{Name, Kind, Help, [{maps:to_list(Labels), N} || {Of, Labels, N} <- Now, Of =:= Name]} || {Name, Kind, Help} <- history_metrics()].
+
+history_metrics() ->
+    [
+        {history_uploads_total, counter, <<"Outcomes of uploads of history segments">>},
+        {history_upload_bytes_total, counter, <<"Bytes of history segments uploaded">>},
+        {history_upload_checksum_mismatches_total, counter, <<"History objects found in the store with another content than their segment">>},
+        {history_upload_rescan_errors_total, counter, <<"Runs that a scan of the history could not read">>},
+        {history_upload_backlog_segments, gauge, <<"Sealed history segments that wait for their upload">>},
+        {history_upload_backlog_bytes, gauge, <<"Bytes of sealed history segments that wait for their upload">>},
+        {history_upload_oldest_sealed_age_seconds, gauge, <<"How long the oldest of them has been sealed">>}
     ].

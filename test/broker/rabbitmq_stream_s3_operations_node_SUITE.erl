@@ -161,7 +161,9 @@ node_metrics() ->
         "governor_dropped_dead_replyto upload_permits_in_use upload_buffer_bytes "
         "gets puts put_successes put_conflicts put_not_founds put_errors "
         "objects_deleted objects_delete_failed gc_objects_reclaimed gc_bytes_reclaimed "
-        "requests request_duration_seconds bytes_sent bytes_received bucket_accessible streams"
+        "requests request_duration_seconds bytes_sent bytes_received bucket_accessible streams "
+        "history_uploads_total history_upload_bytes_total history_upload_checksum_mismatches_total history_upload_rescan_errors_total "
+        "history_upload_backlog_segments history_upload_backlog_bytes history_upload_oldest_sealed_age_seconds"
     ).
 
 words(Text) -> string:lexemes(list_to_binary(Text), " ").
