@@ -74,6 +74,9 @@ bench-streams: build ## Many streams on one node: 2,000 idle ones and 100 busy o
 bench-cost: build ## Requests and dollars a GiB, by fragment size and persist interval (COST_MIB=, PRICE_PUT=, ...).
 	@FLAVOUR=$(FLAVOUR) python3 test/bench/bench_cost.py
 
+bench-broker: setup ## What tiering costs a broker: latency of confirms, CPU and memory, with and without (BENCH_ROUNDS=, BENCH_SECONDS=).
+	@.ci/bench-broker $(FLAVOUR)
+
 soak: build ## Kills a VM that uploads with kill -9, again and again, and looks for losses (ROUNDS=).
 	@.ci/erl $(FLAVOUR) stream_s3_soak main
 

@@ -1,7 +1,7 @@
 %% @doc A store for brokers, and what brokers have put into it.
 -module(stream_s3_tier).
 
--export([start/1, stop/1, server/1, settings/1, secret/1, conf/2, stream_id/2, writer/2, records/3, chunks/3, flush/2, verify/3, keys/2, pointer/2, await/3]).
+-export([start/1, stop/1, server/1, settings/1, secret/1, conf/2, stream_id/2, writer/2, state/2, records/3, chunks/3, flush/2, verify/3, keys/2, pointer/2, await/3]).
 -export_type([tier/0]).
 
 -define(BUCKET, "bucket").
@@ -61,6 +61,8 @@ writer(Broker, Queue) ->
     #{leader_node := Node} = state(Broker, Queue),
     Node.
 
+%% @doc What the queue's record says of the stream.
+-spec state(stream_s3_broker:broker(), binary()) -> map().
 state(Broker, Queue) ->
     {ok, Q} = stream_s3_broker:call(Broker, rabbit_amqqueue, lookup, [{resource, <<"/">>, queue, Queue}]),
     stream_s3_broker:call(Broker, amqqueue, get_type_state, [Q]).

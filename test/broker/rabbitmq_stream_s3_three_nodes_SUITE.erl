@@ -1,0 +1,273 @@
+%% @doc Three real brokers in a cluster, whose nodes come and go while streams are written. After each of these things the bucket has
+%% every record that was confirmed, in order, none twice, and nothing that nobody wrote.
+%%
+%% Writers are connected to a node that stays where that is possible. Then not one publish may fail: a broker without the plugin could
+%% not do better.
+-module(rabbitmq_stream_s3_three_nodes_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
+-export([
+    the_leader_is_moved/1,
+    the_node_of_the_leader_is_killed/1,
+    the_node_of_the_leader_is_stopped/1,
+    a_member_is_removed_and_added/1,
+    the_node_of_the_leader_is_cut_off/1,
+    all_nodes_are_restarted_with_a_new_version_of_the_plugin/1,
+    all_nodes_are_restarted/1,
+    a_deleted_queue_takes_its_tier_along_from_any_node/1
+]).
+
+-define(QUEUE, <<"stream">>).
+-define(WAIT_MS, 60000).
+
+suite() ->
+    [{timetrap, {minutes, 8}}].
+
+all() ->
+    [
+        the_leader_is_moved,
+        the_node_of_the_leader_is_killed,
+        the_node_of_the_leader_is_stopped,
+        a_member_is_removed_and_added,
+        the_node_of_the_leader_is_cut_off,
+        all_nodes_are_restarted_with_a_new_version_of_the_plugin
+    ] ++ [all_nodes_are_restarted || os:getenv("STREAM_S3_DEEP") =/= false] ++
+        [a_deleted_queue_takes_its_tier_along_from_any_node].
+
+init_per_suite(Config) ->
+    {ok, Dir} = stream_s3_temp:new("brokers"),
+    Tier = stream_s3_tier:start(filename:join(Dir, "store")),
+    New = [stream_s3_broker:new(#{name => Name, dir => filename:join(Dir, Name)}) || Name <- ["a", "b", "c"]],
+    Conf = [
+        stream_s3_tier:conf(Tier, #{gc_min_age_ms => 1, persist_interval_ms => 100, reconciliation_interval_ms => 5000}),
+        "cluster_formation.peer_discovery_backend = classic_config\n"
+        | [
+            io_lib:format("cluster_formation.classic_config.nodes.~b = ~ts~n", [N, stream_s3_broker:node(Broker)])
+         || {N, Broker} <- lists:enumerate(New)
+        ]
+    ],
+    Brokers = [stream_s3_broker:set_conf(Conf, Broker) || Broker <- New],
+    ok = stream_s3_broker:start_all(Brokers),
+    ok = stream_s3_tier:await(three_nodes, ?WAIT_MS, fun() ->
+        lists:all(fun(B) -> length(stream_s3_broker:call(B, rabbit_nodes, list_running, [])) =:= 3 end, Brokers)
+    end),
+    Channel = stream_s3_amqp:open(stream_s3_broker:port(amqp, hd(Brokers))),
+    ok = stream_s3_amqp:declare(Channel, ?QUEUE, [{<<"x-stream-s3-fragment-target-size">>, long, 200000}]),
+    ok = stream_s3_amqp:close(Channel),
+    StreamId = stream_s3_tier:stream_id(hd(Brokers), ?QUEUE),
+    Written = ets:new(written, [public, {heir, whereis(init), none}]),
+    true = ets:insert(Written, {all, #{confirmed => [], lost => [], next => 0}}),
+    [{dir, Dir}, {tier, Tier}, {brokers, Brokers}, {stream, StreamId}, {written, Written} | Config].
+
+end_per_suite(Config) ->
+    lists:foreach(fun stream_s3_broker:stop/1, ?config(brokers, Config)),
+    ok = stream_s3_tier:stop(?config(tier, Config)),
+    stream_s3_temp:remove(?config(dir, Config)).
+
+%% --- cases -----------------------------------------------------------------------------------------------------------
+
+the_leader_is_moved(Config) ->
+    {Leader, [Next | _] = Others} = leader(Config),
+    undisturbed(Config, Others, fun() -> move(Config, Leader, Next, 10) end).
+
+%% RabbitMQ prefers the node that it is asked to prefer only if that one is not behind another, which is luck while somebody writes.
+move(Config, Leader, Next, Tries) when Tries > 0 ->
+    Epoch = epoch(Leader),
+    Args = ["restart_stream", ?QUEUE, "--preferred-leader-node", atom_to_list(stream_s3_broker:node(Next))],
+    _ = stream_s3_broker:cli(Leader, "rabbitmq-streams", Args),
+    ok = stream_s3_tier:await(another_epoch, ?WAIT_MS, fun() -> epoch(Leader) > Epoch end),
+    ok = await_members(Config, 3),
+    case stream_s3_tier:writer(Leader, ?QUEUE) =:= stream_s3_broker:node(Leader) of
+        true -> move(Config, Leader, Next, Tries - 1);
+        false -> ok
+    end.
+
+epoch(Broker) ->
+    #{epoch := Epoch} = stream_s3_tier:state(Broker, ?QUEUE),
+    Epoch.
+
+the_node_of_the_leader_is_killed(Config) ->
+    {Leader, Others} = leader(Config),
+    undisturbed(Config, Others, fun() ->
+        ok = stream_s3_broker:kill(Leader),
+        ok = await_leader(Config, fun(Node) -> Node =/= stream_s3_broker:node(Leader) end),
+        ok = stream_s3_broker:start(Leader)
+    end).
+
+the_node_of_the_leader_is_stopped(Config) ->
+    {Leader, Others} = leader(Config),
+    undisturbed(Config, Others, fun() ->
+        ok = stream_s3_broker:stop(Leader),
+        ok = await_leader(Config, fun(Node) -> Node =/= stream_s3_broker:node(Leader) end),
+        ok = stream_s3_broker:start(Leader)
+    end).
+
+a_member_is_removed_and_added(Config) ->
+    {Leader, [Member | _] = Others} = leader(Config),
+    Node = atom_to_list(stream_s3_broker:node(Member)),
+    undisturbed(Config, [Leader | tl(Others)], fun() ->
+        _ = stream_s3_broker:cli(Leader, "rabbitmq-streams", ["delete_replica", ?QUEUE, Node]),
+        ok = await_members(Config, 2),
+        _ = stream_s3_broker:cli(Leader, "rabbitmq-streams", ["add_replica", ?QUEUE, Node]),
+        ok = await_members(Config, 3)
+    end).
+
+%% No firewall is needed for it: nodes that do not have each other's cookie cannot connect. So it looks to the brokers as it does when
+%% packets to the port of the distribution are dropped and the connection is found dead.
+the_node_of_the_leader_is_cut_off(Config) ->
+    {Leader, Others} = leader(Config),
+    undisturbed(Config, Others, fun() ->
+        ok = set_cookies(Leader, Others, "cut_off"),
+        ok = await_leader_at(Others, fun(Node) -> Node =/= stream_s3_broker:node(Leader) end),
+        ok = set_cookies(Leader, Others, same),
+        ok = stream_s3_tier:await(three_nodes, ?WAIT_MS, fun() ->
+            [_, _] = [true = stream_s3_broker:call(Leader, net_kernel, connect_node, [stream_s3_broker:node(B)]) || B <- Others],
+            lists:all(fun(B) -> length(stream_s3_broker:call(B, rabbit_nodes, list_running, [])) =:= 3 end, [Leader | Others])
+        end)
+    end).
+
+all_nodes_are_restarted_with_a_new_version_of_the_plugin(Config) ->
+    rolling(Config, fun(Broker) -> stream_s3_broker:set_plugin_dir(new_version(Config), Broker) end),
+    [
+        ?assertMatch({rabbitmq_stream_s3, _, "0.99.0"}, lists:keyfind(rabbitmq_stream_s3, 1, stream_s3_broker:call(Broker, application, which_applications, [])))
+     || Broker <- ?config(brokers, Config)
+    ].
+
+all_nodes_are_restarted(Config) ->
+    rolling(Config, fun(Broker) -> Broker end).
+
+a_deleted_queue_takes_its_tier_along_from_any_node(Config) ->
+    {_Leader, [Other | _]} = leader(Config),
+    StreamId = ?config(stream, Config),
+    ?assertMatch([_ | _], stream_s3_tier:keys(?config(tier, Config), StreamId)),
+    Channel = stream_s3_amqp:open(stream_s3_broker:port(amqp, Other)),
+    ok = stream_s3_amqp:delete(Channel, ?QUEUE),
+    ok = stream_s3_amqp:close(Channel),
+    ok = stream_s3_tier:await("no object left", ?WAIT_MS, fun() -> stream_s3_tier:keys(?config(tier, Config), StreamId) =:= [] end).
+
+%% --- writing and comparing -------------------------------------------------------------------------------------------
+
+%% A writer that is connected to one of these brokers, which stay, sees no error.
+undisturbed(Config, Stay, Fun) ->
+    #{errors := Errors} = written_during(Config, Stay, Fun),
+    ?assertEqual([], Errors),
+    compare(Config).
+
+%% Restarts each node in turn. A writer loses its connection when its own node goes, and nothing else.
+rolling(Config, Change) ->
+    Brokers = ?config(brokers, Config),
+    #{errors := Errors} = written_during(Config, Brokers, fun() ->
+        lists:foreach(
+            fun(Broker) ->
+                ok = stream_s3_broker:stop(Broker),
+                ok = stream_s3_broker:start(Change(Broker)),
+                %% What an operator waits for before the next one.
+                ok = await_members(Config, 3)
+            end,
+            Brokers
+        )
+    end),
+    ?assert(length(Errors) =< length(Brokers), Errors),
+    compare(Config).
+
+written_during(Config, Brokers, Fun) ->
+    [{all, #{confirmed := Confirmed, lost := Lost, next := First}}] = ets:lookup(?config(written, Config), all),
+    Writer = stream_s3_writer:start([stream_s3_broker:port(amqp, Broker) || Broker <- Brokers], ?QUEUE, First),
+    try
+        ok = Fun()
+    catch
+        Class:Reason:Stack ->
+            %% It would go on into the next case.
+            _ = stream_s3_writer:stop(Writer),
+            erlang:raise(Class, Reason, Stack)
+    end,
+    Outcome = #{confirmed := MoreConfirmed, lost := MoreLost, next := Next} = stream_s3_writer:stop(Writer),
+    ?assertNotEqual([], MoreConfirmed),
+    true = ets:insert(?config(written, Config), {all, #{confirmed => Confirmed ++ MoreConfirmed, lost => Lost ++ MoreLost, next => Next}}),
+    Outcome.
+
+compare(Config) ->
+    StreamId = ?config(stream, Config),
+    Brokers = ?config(brokers, Config),
+    ok = stream_s3_tier:await(flushed, ?WAIT_MS, fun() -> lists:any(fun(Broker) -> flushed(Broker, StreamId) end, Brokers) end),
+    Numbers = [
+        stream_s3_writer:number(stream_s3_amqp:decode(Record))
+     || Record <- stream_s3_tier:records(?config(tier, Config), hd(Brokers), StreamId)
+    ],
+    [{all, #{confirmed := Confirmed, lost := Lost}}] = ets:lookup(?config(written, Config), all),
+    ?assertEqual([], Confirmed -- Numbers),
+    %% In order, and none twice.
+    ?assertEqual([], [{A, B} || {A, B} <- lists:zip(lists:droplast([-1 | Numbers]), Numbers), A >= B]),
+    ?assertEqual([], (Numbers -- Confirmed) -- Lost),
+    ok = stream_s3_tier:verify(?config(tier, Config), hd(Brokers), StreamId),
+    ct:pal("~b records confirmed, ~b in the bucket", [length(Confirmed), length(Numbers)]).
+
+%% One of them has the writer.
+flushed(Broker, StreamId) ->
+    stream_s3_broker:is_running(Broker) andalso
+        stream_s3_broker:call(Broker, rabbitmq_stream_s3, reconcile, []) =:= ok andalso
+        stream_s3_broker:call(Broker, rabbitmq_stream_s3, flush, [StreamId, 20000]) =:= ok.
+
+%% --- the cluster -----------------------------------------------------------------------------------------------------
+
+leader(Config) ->
+    Brokers = ?config(brokers, Config),
+    ok = await_members(Config, 3),
+    Node = stream_s3_tier:writer(hd(Brokers), ?QUEUE),
+    {[Leader], Others} = lists:partition(fun(Broker) -> stream_s3_broker:node(Broker) =:= Node end, Brokers),
+    {Leader, Others}.
+
+await_leader(Config, Is) ->
+    await_leader_at([Broker || Broker <- ?config(brokers, Config), stream_s3_broker:is_running(Broker)], Is).
+
+await_leader_at(Brokers, Is) ->
+    stream_s3_tier:await(another_leader, ?WAIT_MS, fun() -> Is(stream_s3_tier:writer(hd(Brokers), ?QUEUE)) end).
+
+%% So many nodes run a member of the stream, one of them the writer.
+await_members(Config, Count) ->
+    StreamId = ?config(stream, Config),
+    stream_s3_tier:await({members, Count}, ?WAIT_MS, fun() ->
+        Running = [Broker || Broker <- ?config(brokers, Config), stream_s3_broker:is_running(Broker)],
+        Writers = [Broker || Broker <- Running, has(writers, StreamId, Broker)],
+        Replicas = [Broker || Broker <- Running, has(replicas, StreamId, Broker)],
+        {length(Writers), length(Replicas)} =:= {1, Count - 1}
+    end).
+
+has(Role, StreamId, Broker) ->
+    lists:keymember(StreamId, 1, stream_s3_broker:call(Broker, rabbitmq_stream_s3_log, Role, [])).
+
+set_cookies(Leader, Others, Which) ->
+    Pairs = [{Leader, Other} || Other <- Others] ++ [{Other, Leader} || Other <- Others],
+    lists:foreach(
+        fun({From, To}) ->
+            Node = stream_s3_broker:node(To),
+            Cookie =
+                case Which of
+                    same -> stream_s3_broker:call(From, erlang, get_cookie, []);
+                    _ -> list_to_atom(Which)
+                end,
+            true = stream_s3_broker:call(From, erlang, set_cookie, [Node, Cookie]),
+            _ = Which =/= same andalso stream_s3_broker:call(From, erlang, disconnect_node, [Node])
+        end,
+        Pairs
+    ).
+
+%% A copy of the plugin that says it is another version.
+new_version(Config) ->
+    Dir = filename:join(?config(dir, Config), "new_plugin"),
+    case filelib:is_dir(Dir) of
+        true ->
+            ok;
+        false ->
+            [Old] = filelib:wildcard(filename:join(stream_s3_broker:plugin_dir(), "rabbitmq_stream_s3-*[0-9]")),
+            New = filename:join(Dir, "rabbitmq_stream_s3-0.99.0"),
+            ok = filelib:ensure_path(Dir),
+            "" = os:cmd("cp -r '" ++ Old ++ "' '" ++ New ++ "'"),
+            App = filename:join([New, "ebin", "rabbitmq_stream_s3.app"]),
+            {ok, [{application, Name, Keys}]} = file:consult(App),
+            ok = file:write_file(App, io_lib:format("~p.~n", [{application, Name, lists:keyreplace(vsn, 1, Keys, {vsn, "0.99.0"})}]))
+    end,
+    Dir.
