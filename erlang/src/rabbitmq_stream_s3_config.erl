@@ -66,25 +66,32 @@ validate(Env0) ->
 check(Key, Value) ->
     check_key(Key, Value).
 
-%% @doc Replaces the secrets in the environment by what RabbitMQ's obfuscation of credentials makes of them, so that they are read
-%% neither in `rabbitmqctl environment' nor in a crash report. Outside a broker they stay as they are.
+%% @doc Replaces the secrets in the environment, and URLs with a password in them, by what RabbitMQ's obfuscation of credentials
+%% makes of them, so that they are read neither in `rabbitmqctl environment' nor in a crash report. Outside a broker they stay as they are.
 -spec hide_secrets() -> ok.
 hide_secrets() ->
     case lists:keymember(credentials_obfuscation, 1, application:which_applications(infinity)) of
-        true -> lists:foreach(fun hide_secret/1, [Key || {Key, secret, _, _, _} <- rows()]);
+        true -> lists:foreach(fun hide_secret/1, [{Key, Type} || {Key, Type, _, _, _} <- rows(), Type =:= secret orelse Type =:= string]);
         false -> ok
     end.
 
-hide_secret(Key) ->
-    case {application:get_env(?APP, Key), get(Key)} of
-        {undefined, _} -> ok;
-        {{ok, {obfuscated, _}}, _} -> ok;
-        %% Persistent, as RabbitMQ sets it: a plugin that is disabled is unloaded, and finds its settings again when it is enabled.
-        %% In a tuple of our own: RabbitMQ takes what is tagged `encrypted' for a secret of the configuration file, whenever a plugin
-        %% is enabled.
-        {{ok, _}, Secret} ->
-            application:set_env(?APP, Key, {obfuscated, credentials_obfuscation:encrypt(Secret)}, [{persistent, true}])
+hide_secret({Key, Type}) ->
+    case application:get_env(?APP, Key) of
+        undefined -> ok;
+        {ok, {obfuscated, _}} -> ok;
+        {ok, _} -> hide_secret(Type, Key, get(Key))
     end.
+
+hide_secret(string, Key, Value) ->
+    case without_password(Value) of
+        Value -> ok;
+        _ -> hide_secret(secret, Key, Value)
+    end;
+hide_secret(secret, Key, Secret) ->
+    %% Persistent, as RabbitMQ sets it: a plugin that is disabled is unloaded, and finds its settings again when it is enabled.
+    %% In a tuple of our own: RabbitMQ takes what is tagged `encrypted' for a secret of the configuration file, whenever a plugin is
+    %% enabled.
+    application:set_env(?APP, Key, {obfuscated, credentials_obfuscation:encrypt(Secret)}, [{persistent, true}]).
 
 %% @doc All knobs, in the order in which a reader wants them: where to store, what, when, how fast, and the rest.
 -spec table() -> [row()].
@@ -117,6 +124,7 @@ redact(Settings) ->
 
 redact(Key, Value) ->
     case lists:keyfind(Key, 1, rows()) of
+        {_, _, _, _, _} when is_tuple(Value), element(1, Value) =:= obfuscated -> ?HIDDEN;
         {_, secret, _, _, _} -> ?HIDDEN;
         {_, string, _, _, _} -> without_password(Value);
         {_, _, _, _, _} -> Value;
@@ -234,7 +242,7 @@ is_of_type({integer, Min, Max}, Value) ->
     is_integer(Value) andalso Value >= Min andalso Value =< Max;
 is_of_type({integer, Min, Max, Word}, Value) ->
     Value =:= Word orelse is_of_type({integer, Min, Max}, Value);
-is_of_type(secret, {obfuscated, _Ours}) ->
+is_of_type(Type, {obfuscated, _Ours}) when Type =:= string; Type =:= secret ->
     true;
 is_of_type(secret, [{password, Value}]) ->
     is_of_type(secret, Value);
@@ -342,7 +350,7 @@ refuse(Format, Args) ->
 %% How our schema hands it over: RabbitMQ does not log the value of such a list.
 normal(secret, [{password, Value}]) ->
     normal(secret, Value);
-normal(secret, {obfuscated, Hidden}) ->
+normal(Type, {obfuscated, Hidden}) when Type =:= string; Type =:= secret ->
     credentials_obfuscation:decrypt(Hidden);
 normal(Type, Value) when Type =:= string; Type =:= secret ->
     case text(Value) of

@@ -22,6 +22,7 @@ all() ->
         contradictions_are_refused,
         a_prefix_that_makes_no_key_is_refused,
         secrets_are_in_no_message_and_in_no_redacted_term,
+        what_is_obfuscated_in_the_environment_is_read_as_it_was,
         the_store_gets_what_is_set_and_no_more
     ].
 
@@ -36,6 +37,24 @@ end_per_testcase(_Case, _Config) ->
 fs() -> #{store => fs, fs_dir => "/somewhere"}.
 
 %% --- cases -----------------------------------------------------------------------------------------------------------
+
+what_is_obfuscated_in_the_environment_is_read_as_it_was(_Config) ->
+    {ok, Started} = application:ensure_all_started(credentials_obfuscation),
+    ok = credentials_obfuscation:set_secret(<<"cookie">>),
+    Proxy = <<"http://user:hunter2@proxy:3128">>,
+    Set = #{proxy => Proxy, secret_key => [{password, <<"hunter2">>}], access_key_id => "id", endpoint => "http://store"},
+    [ok = application:set_env(rabbitmq_stream_s3, Key, Value) || Key := Value <- maps:merge(fs(), Set)],
+    ok = ?CONFIG:hide_secrets(),
+    Env = application:get_all_env(rabbitmq_stream_s3),
+    ?assertEqual(nomatch, string:find(io_lib:format("~p", [Env]), "hunter2")),
+    ?assertEqual("http://store", proplists:get_value(endpoint, Env)),
+    ?assertEqual({Proxy, <<"hunter2">>}, {?CONFIG:get(proxy), ?CONFIG:get(secret_key)}),
+    ?assertEqual(ok, ?CONFIG:validate()),
+    ?assertEqual(<<"(hidden)">>, maps:get(proxy, ?CONFIG:redact(maps:from_list(Env)))),
+    %% A plugin that is enabled again finds them so.
+    ok = ?CONFIG:hide_secrets(),
+    ?assertEqual(Env, application:get_all_env(rabbitmq_stream_s3)),
+    lists:foreach(fun application:stop/1, Started).
 
 every_default_passes_its_own_check(_Config) ->
     [
