@@ -15,6 +15,7 @@
     a_policy_takes_effect_on_a_live_stream/1,
     a_policy_with_a_wrong_value_is_refused/1,
     a_limit_by_policy_drops_what_is_oldest_in_the_tier/1,
+    the_queues_own_limit_is_that_of_the_tier_where_local_segments_go/1,
     a_deleted_queue_takes_its_tier_along/1,
     it_is_disabled_and_enabled_again_while_streams_are_written/1,
     it_goes_on_after_a_restart_and_after_kill_9/1
@@ -36,6 +37,7 @@ all() ->
         a_policy_takes_effect_on_a_live_stream,
         a_policy_with_a_wrong_value_is_refused,
         a_limit_by_policy_drops_what_is_oldest_in_the_tier,
+        the_queues_own_limit_is_that_of_the_tier_where_local_segments_go,
         a_deleted_queue_takes_its_tier_along,
         it_is_disabled_and_enabled_again_while_streams_are_written,
         it_goes_on_after_a_restart_and_after_kill_9
@@ -185,8 +187,29 @@ a_limit_by_policy_drops_what_is_oldest_in_the_tier(Config) ->
     ok = stream_s3_tier:flush(Broker, StreamId),
     {0, _} = stream_s3_broker:call(Broker, rabbitmq_stream_s3, get_range, [StreamId]),
     ok = set_policy(Config, <<"limit">>, "{\"stream-s3-remote-max-bytes\": 50000}"),
+    ok = limited(Config, <<"limit">>, StreamId, Bodies).
+
+the_queues_own_limit_is_that_of_the_tier_where_local_segments_go(Config) ->
+    Broker = ?config(broker, Config),
+    Arguments = [{<<"x-stream-s3-fragment-target-size">>, long, 10000}, {<<"x-max-length-bytes">>, long, 50000}],
+    StreamId = declare(Config, <<"own limit">>, Arguments),
+    Bodies = [binary:copy(<<N>>, 5000) || N <- lists:seq(1, 40)],
+    [ok = publish(Config, <<"own limit">>, [Body]) || Body <- Bodies],
+    ok = stream_s3_tier:flush(Broker, StreamId),
+    %% The log has one segment, which stays, so the limit does nothing to it.
+    {0, _} = stream_s3_broker:call(Broker, rabbitmq_stream_s3, get_range, [StreamId]),
+    ok = stream_s3_broker:call(Broker, application, set_env, [rabbitmq_stream_s3, local_retention, uploaded]),
+    try
+        limited(Config, <<"own limit">>, StreamId, Bodies)
+    after
+        stream_s3_broker:call(Broker, application, unset_env, [rabbitmq_stream_s3, local_retention])
+    end.
+
+%% Within 50000 bytes, and the newest.
+limited(Config, Queue, StreamId, Bodies) ->
+    Broker = ?config(broker, Config),
     %% Retention follows a persist.
-    ok = publish(Config, <<"limit">>, [<<"last">>]),
+    ok = publish(Config, Queue, [<<"last">>]),
     ok = stream_s3_tier:flush(Broker, StreamId),
     ok = stream_s3_tier:await("a shorter tier", ?WAIT_MS, fun() ->
         {First, _} = stream_s3_broker:call(Broker, rabbitmq_stream_s3, get_range, [StreamId]),
@@ -194,7 +217,8 @@ a_limit_by_policy_drops_what_is_oldest_in_the_tier(Config) ->
     end),
     Kept = [stream_s3_amqp:decode(Record) || Record <- stream_s3_tier:records(?config(tier, Config), Broker, StreamId)],
     ?assert(iolist_size(Kept) =< 50000),
-    ?assert(lists:suffix(Kept, Bodies ++ [<<"last">>])).
+    ?assert(lists:suffix(Kept, Bodies ++ [<<"last">>])),
+    ok.
 
 a_deleted_queue_takes_its_tier_along(Config) ->
     Broker = ?config(broker, Config),
