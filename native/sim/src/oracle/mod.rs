@@ -279,9 +279,18 @@ impl Env {
             && oracle.lost.get(&oldest.id) == Some(oldest)
             && oracle.end() < oldest.id
         {
-            let between: Vec<_> = oracle.lost.range(oracle.end()..oldest.id).collect();
-            let between: Vec<_> = between.into_iter().map(|(_, c)| c.clone()).collect();
-            oracle.truth.extend(between.into_iter().map(|c| (c.id, c)));
+            // What was committed in their place meanwhile is gone in turn.
+            let mut chain = Vec::new();
+            let mut next = oldest.id;
+            for (id, chunk) in oracle.lost.range(..oldest.id).rev() {
+                if chunk.next() != next {
+                    break;
+                }
+                next = *id;
+                chain.push(chunk.clone());
+            }
+            oracle.truth.retain(|id, _| *id < next || *id >= oldest.id);
+            oracle.truth.extend(chain.into_iter().map(|c| (c.id, c)));
         }
         oracle
             .truth
