@@ -48,6 +48,9 @@
 -export_type([history_machine/0, history_event/0, history_effect/0, history_listing/0, history_put/0, history_object/0]).
 -export_type([ref/0, uid/0, offset/0, stream_id/0, cont/0, lookup/0, part/0]).
 
+-ifdef(PANICS).
+-export([panic_in_call/0, panic_in_task/3]).
+-endif.
 -on_load(on_load/0).
 
 %% Handles. Each is a value or a shared object behind a reference; garbage collection releases it.
@@ -715,3 +718,13 @@ pins_headers(_Dir, _Place, _Max, _Pid, _Ref) -> ?NOT_LOADED.
 %% @doc The numbers at this moment; for metrics, this one call is enough. Takes microseconds, and some nanoseconds a pin.
 -spec pins_info() -> pins_info().
 pins_info() -> ?NOT_LOADED.
+
+-ifdef(PANICS).
+%%% Of the library that a suite has built for itself (the feature `panics'): load_nif wants a function here for each there.
+
+-spec panic_in_call() -> no_return().
+panic_in_call() -> ?NOT_LOADED.
+
+-spec panic_in_task(store(), pid(), ref()) -> ok.
+panic_in_task(_Store, _Pid, _Ref) -> ?NOT_LOADED.
+-endif.

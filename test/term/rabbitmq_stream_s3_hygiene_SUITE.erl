@@ -1,4 +1,4 @@
-%% The library as a guest of the VM: it is purged, loaded again, halted and timed while its threads work. Whatever could take a VM down is
+%% The library as a guest of the VM: it is purged, loaded again, halted, timed and made to panic while its threads work. Whatever could take a VM down is
 %% tried in one of its own.
 -module(rabbitmq_stream_s3_hygiene_SUITE).
 
@@ -13,6 +13,8 @@
 -define(NIF, rabbitmq_stream_s3_nif).
 -define(STREAM, <<"stream_1">>).
 -define(UPLOADS, 16).
+%% More than the library has threads, and the VM schedulers: one that panics and is lost would be missed.
+-define(TIMES, 100).
 %% Long enough for a busy machine; nothing waits that long when all is well.
 -define(WAIT, 60_000).
 %% The governor promises two seconds, and may need more on a machine that has much else to do.
@@ -28,6 +30,9 @@ all() ->
         a_stop_ends_promptly_when_the_store_is_dead,
         a_governor_stops_in_bounded_time_when_the_store_is_dead,
         misuse_with_an_improper_list_is_no_panic,
+        a_panic_in_a_call_raises_and_the_library_goes_on,
+        a_panic_in_a_task_is_its_answer_and_the_library_goes_on,
+        a_library_that_is_shipped_has_no_functions_that_panic,
         no_call_holds_a_scheduler_while_uploads_run
     ].
 
@@ -42,9 +47,18 @@ end_per_suite(Config) ->
     ok = stream_s3_s3local:stop(?config(server, Config)),
     stream_s3_temp:remove(?config(dir, Config)).
 
-init_per_testcase(_Case, Config) ->
+init_per_testcase(Case, Config) ->
     process_flag(trap_exit, true),
-    Config.
+    case os:getenv("STREAM_S3_SANITIZED") of
+        false -> Config;
+        _ when Case =:= no_call_holds_a_scheduler_while_uploads_run -> {skip, "calls take longer under AddressSanitizer"};
+        _ when
+            Case =:= a_panic_in_a_call_raises_and_the_library_goes_on;
+            Case =:= a_panic_in_a_task_is_its_answer_and_the_library_goes_on
+        ->
+            {skip, "the library that panics is not the one under AddressSanitizer"};
+        _ -> Config
+    end.
 
 end_per_testcase(_Case, Config) ->
     stream_s3_store_faults:clear(?config(server, Config)).
@@ -218,13 +232,98 @@ held(Self) ->
     after 0 -> []
     end.
 
+%% --- panics ----------------------------------------------------------------------------------------------------------
+
+a_panic_in_a_call_raises_and_the_library_goes_on(Config) ->
+    slow(Config),
+    in_a_vm_with(panicking_library(Config), panic_in_calls, [work(Config)]).
+
+panic_in_calls(Work) ->
+    Refs = submit(Work),
+    [?assertError(nif_panicked, ?NIF:panic_in_call()) || _ <- lists:seq(1, ?TIMES)],
+    goes_on(Refs, Work).
+
+a_panic_in_a_task_is_its_answer_and_the_library_goes_on(Config) ->
+    slow(Config),
+    in_a_vm_with(panicking_library(Config), panic_in_tasks, [work(Config)]).
+
+panic_in_tasks({Settings, _, _} = Work) ->
+    Refs = submit(Work),
+    {ok, Store} = ?NIF:store_open(Settings),
+    Panics = lists:seq(1, ?TIMES),
+    [ok = ?NIF:panic_in_task(Store, self(), {panic, N}) || N <- Panics],
+    [
+        ?assertMatch(
+            {error, {invalid, #{op := get, reason := {panic, <<"a task panics">>}, message := <<"get panicked", _/binary>>}}},
+            answer({panic, N})
+        )
+     || N <- Panics
+    ],
+    %% The same store serves other requests.
+    ok = ?NIF:store_put(Store, self(), put, <<"after">>, <<"a panic">>, #{}),
+    ?assertMatch({ok, #{etag := _}}, answer(put)),
+    ok = ?NIF:store_get(Store, self(), get, <<"after">>, whole),
+    ?assertMatch({ok, #{body := <<"a panic">>}}, answer(get)),
+    goes_on(Refs, Work),
+    %% Nobody has been answered twice.
+    receive
+        {store_result, _, _} = Second -> error(Second)
+    after 0 -> ok
+    end.
+
+%% Uploads that were under way end well, and so do those that come now; calls answer.
+goes_on(Refs, Work) ->
+    [?assertMatch({ok, _}, result(Ref)) || Ref <- Refs],
+    [?assertMatch({ok, _}, result(Ref)) || Ref <- submit(Work)],
+    M = manifest(10),
+    ?assertEqual({ok, M}, ?NIF:manifest_decode_root(?NIF:manifest_encode_root(M))),
+    ok = gen_server:stop(?GOVERNOR).
+
+answer(Ref) ->
+    receive
+        {store_result, Ref, Result} -> Result
+    after ?WAIT -> error({no_answer, Ref})
+    end.
+
+a_library_that_is_shipped_has_no_functions_that_panic(_Config) ->
+    Names = [<<"panic_in_call">>, <<"panic_in_task">>],
+    {ok, Shipped} = file:read_file(filename:join([filename:dirname(app_ebin()), "priv", "rabbitmq_stream_s3_nif.so"])),
+    ?assertEqual(nomatch, binary:match(Shipped, Names)),
+    ?assertEqual([], [F || {F, _} <- ?NIF:module_info(exports), lists:member(atom_to_binary(F), Names)]),
+    %% Names of functions are there in plain text, or this would show nothing.
+    ?assertNotEqual(nomatch, binary:match(Shipped, <<"abi_version">>)).
+
+%% The application with a library that has functions that panic, which takes a module that knows them. The way to its modules.
+panicking_library(Config) ->
+    Top = os:getenv("STREAM_S3_TOP"),
+    Library = filename:join([Top, "_build", "panics", "rabbitmq_stream_s3_nif.so"]),
+    ?assert(filelib:is_regular(Library), "run make -C c_src panics where cargo is"),
+    App = filename:join([?config(dir, Config), "panics", "rabbitmq_stream_s3"]),
+    [Ebin, Priv] = [filename:join(App, Dir) || Dir <- ["ebin", "priv"]],
+    [ok = filelib:ensure_path(Dir) || Dir <- [Ebin, Priv]],
+    _ = file:make_symlink(Library, filename:join(Priv, "rabbitmq_stream_s3_nif.so")),
+    [{ok, _} = file:copy(File, filename:join(Ebin, filename:basename(File))) || File <- filelib:wildcard(filename:join(app_ebin(), "*"))],
+    Source = filename:join([Top, "erlang", "src", "rabbitmq_stream_s3_nif.erl"]),
+    {ok, ?NIF} = compile:file(Source, [{d, 'PANICS'}, {i, filename:join([Top, "erlang", "include"])}, {outdir, Ebin}, report]),
+    Ebin.
+
 %% --- helpers ---------------------------------------------------------------------------------------------------------
 
 paths() ->
-    [filename:absname(filename:dirname(code:which(Module))) || Module <- [?NIF, ?MODULE]].
+    [app_ebin(), test_ebin()].
+
+app_ebin() ->
+    filename:absname(filename:dirname(code:which(?NIF))).
+
+test_ebin() ->
+    filename:absname(filename:dirname(code:which(?MODULE))).
 
 in_a_vm_of_its_own(Function, Args) ->
-    {ok, Peer, _Node} = peer:start_link(#{connection => standard_io, args => ["-pa" | paths()]}),
+    in_a_vm_with(app_ebin(), Function, Args).
+
+%% `Ebin' has the modules of the application.
+in_a_vm_with(Ebin, Function, Args) ->
+    {ok, Peer, _Node} = peer:start_link(#{connection => standard_io, args => ["-pa", Ebin, test_ebin()]}),
     Result = peer:call(Peer, ?MODULE, Function, Args, ?WAIT),
     peer:stop(Peer),
     Result.

@@ -12,6 +12,8 @@ mod decisions;
 mod handle;
 mod history;
 mod mailbox;
+#[cfg(feature = "panics")]
+mod panics;
 mod pins;
 mod pure;
 mod requests;

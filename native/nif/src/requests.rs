@@ -11,7 +11,7 @@ use crate::handle::{GovernorHandle, Opaque, StoreHandle, Watch};
 use crate::mailbox::{self, OwnerMailbox, TransferMailbox};
 use crate::term::{self, StoreAnswer, atoms};
 
-type StoreRef = ResourceArc<StoreHandle>;
+pub(crate) type StoreRef = ResourceArc<StoreHandle>;
 type GovernorRef = ResourceArc<GovernorHandle>;
 pub(crate) type Answer = Result<StoreAnswer, StoreError>;
 
