@@ -63,8 +63,8 @@ async fn a_burst_of_slow_down_halves_the_concurrency_and_successes_bring_it_back
     eventually("the permits are known", || effective() == ALL).await;
     assert_eq!(run_at_a_time(&rig).await, ALL);
 
-    // All that run are refused at once.
-    rig.fault(Call::Upload, slow_down(), ALL);
+    // All that run are refused at once. Not a counted number: one that was given up above may still arrive, and take one.
+    rig.fault(Call::Upload, slow_down(), u64::MAX);
     let mut answers = KEYS.map(|key| rig.submit_upload(key));
     for answers in &mut answers {
         assert_eq!(
@@ -72,6 +72,7 @@ async fn a_burst_of_slow_down_halves_the_concurrency_and_successes_bring_it_back
             Event::Finished(Err(TransferError::Throttled))
         );
     }
+    rig.server.faults().clear();
     // One halving; a machine that needs seconds for eight refusals may see more than one burst in them.
     let left = effective();
     assert!((1..=ALL / 2).contains(&left), "{left} of {ALL}");
