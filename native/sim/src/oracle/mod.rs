@@ -300,6 +300,14 @@ impl Env {
     /// A reader goes on with a tier whose newest chunk its log has trimmed. If the log was lost and grew to fit, nobody can tell: what is
     /// tiered counts as the truth from now on.
     pub(crate) fn resumed_blindly(&mut self, node: usize) {
+        // What a writer that has been deposed goes on with says nothing of the log that took the place of its own.
+        if self
+            .cluster
+            .current()
+            .is_none_or(|(leader, _)| leader != node)
+        {
+            return;
+        }
         let Some(tier) = &self.oracle.tier else {
             return;
         };

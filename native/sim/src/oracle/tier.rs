@@ -217,7 +217,10 @@ impl Env {
         // A writer whose own log lost records, while another has them still: it cannot know.
         let lossy = self.oracle.losses > 0 && contradicts(member, before);
         let wrong = self.oracle.is_phantom(before).is_some() || self.oracle.ends_nowhere(old);
-        if gap || wrong || lossy {
+        // Without a fragment nothing tells whose end it is, once a log was lost: that of the log that is gone, even if the one
+        // that grew in its place has reached it by now.
+        let blank = self.oracle.losses > 0 && before.fragments.is_empty();
+        if gap || wrong || lossy || blank {
             return starts("a new tier").map(|()| false);
         }
         Err(Violation {
