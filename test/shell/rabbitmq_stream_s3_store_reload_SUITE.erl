@@ -126,6 +126,8 @@ restore(Key, undefined) -> application:unset_env(?APP, Key);
 restore(Key, {ok, Value}) -> application:set_env(?APP, Key, Value).
 
 start() ->
+    %% In the application another process has it.
+    ok = rabbitmq_stream_s3_gauges:init(),
     ok = ?STORE:open(),
     {ok, _} = ?STORE:start_link().
 
