@@ -62,7 +62,7 @@ pub(crate) struct Oracle {
     /// The committed log, retention left aside.
     truth: BTreeMap<u64, Rc<StoredChunk>>,
     /// What was lost of it.
-    lost: BTreeMap<u64, Rc<StoredChunk>>,
+    lost: BTreeMap<Identity, Rc<StoredChunk>>,
     /// How often committed chunks were lost.
     pub(crate) losses: u64,
     pub(crate) tier: Option<Tier>,
@@ -262,8 +262,11 @@ impl Env {
             })
             .map(|(id, _)| *id);
         if let Some(lost) = lost {
-            let mut gone = self.oracle.truth.split_off(&lost);
-            self.oracle.lost.append(&mut gone);
+            let gone = self.oracle.truth.split_off(&lost).into_values();
+            // What was committed in the place of something that is lost may be lost in turn, so they are kept by more than the offset.
+            self.oracle
+                .lost
+                .extend(gone.map(|chunk| (chunk.identity(), chunk)));
             self.oracle.losses += 1;
             self.coverage.hit("committed chunks lost");
             self.note(|| format!("all committed chunks from {lost} on are lost"));
@@ -276,18 +279,17 @@ impl Env {
             .collect();
         let oracle = &mut self.oracle;
         if let Some(oldest) = back.first()
-            && oracle.lost.get(&oldest.id) == Some(oldest)
-            && oracle.end() < oldest.id
+            && oracle.lost.contains_key(&oldest.identity())
+            && oracle.end() <= oldest.id
         {
             // What was committed in their place meanwhile is gone in turn.
-            let mut chain = Vec::new();
-            let mut next = oldest.id;
-            for (id, chunk) in oracle.lost.range(..oldest.id).rev() {
-                if chunk.next() != next {
-                    break;
+            let (mut chain, mut next, mut epoch) = (Vec::new(), oldest.id, oldest.epoch);
+            for chunk in oracle.lost.range(..(oldest.id, 0, 0)).rev().map(|(_, c)| c) {
+                // A log's epochs ascend.
+                if chunk.next() == next && chunk.epoch <= epoch {
+                    (next, epoch) = (chunk.id, chunk.epoch);
+                    chain.push(chunk.clone());
                 }
-                next = *id;
-                chain.push(chunk.clone());
             }
             oracle.truth.retain(|id, _| *id < next || *id >= oldest.id);
             oracle.truth.extend(chain.into_iter().map(|c| (c.id, c)));
