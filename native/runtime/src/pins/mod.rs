@@ -93,8 +93,11 @@ struct Log {
 struct Pin {
     file: Arc<File>,
     age: u64,
-    /// Offset behind its last record, once something is known to follow.
+    /// Offset behind its last record, once its headers have been read.
     end: Option<Offset>,
+    /// Where a later segment begins, once one has been listed: the end is not behind that. It may be before it, since a list that is
+    /// made while segments come and go can have a later one and lack the next.
+    followed: Option<Offset>,
     /// Its size in bytes, if it is deleted.
     unlinked: Option<u64>,
 }
@@ -321,7 +324,7 @@ impl Pins {
             Place::Position { segment, .. } => pins.get_key_value(&segment)?,
         };
         let is_beyond = match place {
-            Place::Offset(offset) => pin.end.is_some_and(|end| end <= offset),
+            Place::Offset(offset) => pin.end.or(pin.followed).is_some_and(|end| end <= offset),
             Place::Position { .. } => false,
         };
         (!is_beyond).then(|| (*segment, Arc::clone(&pin.file)))
@@ -406,6 +409,7 @@ impl State {
                 file,
                 age: self.next_age,
                 end: None,
+                followed: None,
                 unlinked: None,
             };
             self.next_age += 1;
@@ -416,10 +420,9 @@ impl State {
                 pin.unlinked = size;
             }
         }
-        // Segments follow each other without a gap, and only the oldest are ever deleted.
         for pair in found.segments.windows(2) {
             if let Some(pin) = log.pins.get_mut(&pair[0]) {
-                pin.end = Some(pair[1]);
+                pin.followed = Some(pin.followed.map_or(pair[1], |other| other.min(pair[1])));
             }
         }
         let (all, persisted) = (self.budget == 0, log.persisted);
