@@ -7,6 +7,7 @@
 //! segment; nothing is flushed on a schedule, so a machine that loses its power loses what it had not written back.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use stream_s3_core::chunk::{ChunkHeader, ChunkType, SEGMENT_HEADER};
@@ -17,6 +18,9 @@ use crate::rng::Rng;
 
 /// Members of the cluster; one machine each.
 pub(crate) const MEMBERS: usize = 3;
+
+/// What tells a chunk from all others: its id, the epoch of its writer, its checksum.
+pub(crate) type Identity = (u64, u64, u32);
 
 /// A chunk, which never changes.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,8 +40,8 @@ impl StoredChunk {
         self.id + u64::from(self.records)
     }
 
-    /// What tells it from all others.
-    pub(crate) fn identity(&self) -> (u64, u64, u32) {
+    /// See there.
+    pub(crate) fn identity(&self) -> Identity {
         (self.id, self.epoch, self.crc)
     }
 }
@@ -162,7 +166,7 @@ impl Member {
         all
     }
 
-    fn last(&self) -> Option<Rc<StoredChunk>> {
+    pub(crate) fn last(&self) -> Option<Rc<StoredChunk>> {
         self.segments.iter().rev().find_map(|segment| {
             segment
                 .borrow()
@@ -261,6 +265,8 @@ pub(crate) struct Cluster {
     pub(crate) leader: Option<usize>,
     pub(crate) segment_bytes: u64,
     next_writer: u64,
+    /// Every chunk that was ever written, and the one that its writer had in front of it.
+    written: BTreeMap<Identity, (Rc<StoredChunk>, Option<Identity>)>,
 }
 
 impl Cluster {
@@ -275,7 +281,13 @@ impl Cluster {
             leader: None,
             segment_bytes,
             next_writer: 1,
+            written: BTreeMap::new(),
         }
+    }
+
+    /// A chunk that was written once, and the one in front of it; where its log was empty, there is none.
+    pub(crate) fn written(&self, chunk: Identity) -> Option<&(Rc<StoredChunk>, Option<Identity>)> {
+        self.written.get(&chunk)
     }
 
     fn in_touch(&self, index: usize) -> bool {
@@ -313,7 +325,10 @@ impl Cluster {
                 continue;
             }
             let id = member.range().next;
+            let before = member.last().map(|chunk| chunk.identity());
             let chunk = Rc::new(new_chunk(rng, id, writer.epoch, clock));
+            self.written
+                .insert(chunk.identity(), (chunk.clone(), before));
             let bytes = self.segment_bytes;
             self.members[index].push(chunk, bytes);
             written += 1;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::mem::swap;
 use std::rc::Rc;
 
-use stream_s3_core::admission::Admission;
+use stream_s3_core::admission::{Admission, Rate};
 use stream_s3_core::error::TransferError;
 use stream_s3_core::fragment::FragmentMeta;
 use stream_s3_core::invariants::{Check, Violation};
@@ -212,6 +212,8 @@ pub(crate) struct Env {
     pub(crate) violation: Option<Violation>,
     /// Lines, where somebody wants to read them.
     pub(crate) trace: Option<Vec<String>>,
+    /// Bytes a second of the slowest rate that a governor was ever given, if any was limited.
+    pub(crate) slowest: Option<u64>,
     /// Faults are over.
     pub(crate) calm: bool,
     pub(crate) faults: u64,
@@ -258,6 +260,7 @@ impl Env {
             coverage: Coverage::default(),
             violation: None,
             trace: traced.then(Vec::new),
+            slowest: None,
             calm: false,
             faults: 0,
             most_faults: limits.faults,
@@ -313,6 +316,13 @@ impl Env {
         let others = self.parts.iter().enumerate();
         let others = others.filter(|(stream, _)| *stream != self.at);
         std::iter::once(&self.oracle).chain(others.map(|(_, part)| &part.oracle))
+    }
+
+    /// A governor has got this rate.
+    pub(crate) fn limited(&mut self, rate: Rate) {
+        if let Rate::BytesPerSec(rate) = rate {
+            self.slowest = Some(self.slowest.map_or(rate, |slowest| slowest.min(rate)));
+        }
     }
 
     /// A name that nothing else in this world has.

@@ -28,6 +28,28 @@ fn a_seed_is_a_world() {
     }
 }
 
+/// Worlds in which something was found once.
+macro_rules! found {
+    ($($name:ident: $seed:literal,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let outcome = run($seed, Limits::NONE, false);
+                assert_eq!(outcome.violation, None);
+            }
+        )*
+    };
+}
+
+found! {
+    an_empty_tier_says_nothing_of_a_log_that_was_lost: 19_522,
+    a_deposed_reader_says_nothing_of_the_log_that_took_the_place_of_its_own: 20_267,
+    what_took_the_place_of_a_lost_log_may_be_lost_in_turn: 62_638,
+    bytes_take_their_time_at_the_slowest_rate_before_a_world_rests: 63_521,
+    what_counts_as_true_since_nobody_could_tell_still_does_after_another_election: 74_804,
+    a_log_that_comes_back_is_known_as_a_whole_where_a_chunk_reached_across_its_beginning: 86_378,
+}
+
 macro_rules! twins {
     ($($name:ident: $twin:ident,)*) => {
         $(

@@ -1,6 +1,7 @@
 //! What is true: the committed log, and what the stores hold. Nothing here is told by the code under test; whoever runs it asks whether what it did
 //! fits.
 
+mod log;
 mod tier;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,12 +16,10 @@ use stream_s3_core::manifest::Manifest;
 use stream_s3_core::units::{Offset, Revision};
 
 use crate::bucket::Body;
-use crate::cluster::{Member, StoredChunk, Writer};
+use crate::cluster::{Identity, Member, StoredChunk, Writer};
 use crate::env::{Cached, Env};
 use crate::gc;
 use crate::metadata::RootEntry;
-
-type Identity = (u64, u64, u32);
 
 /// A fragment object, taken apart.
 #[derive(Debug)]
@@ -61,8 +60,8 @@ pub(crate) struct Oracle {
     chunks: BTreeMap<Identity, Rc<StoredChunk>>,
     /// The committed log, retention left aside.
     truth: BTreeMap<u64, Rc<StoredChunk>>,
-    /// What was lost of it.
-    lost: BTreeMap<Identity, Rc<StoredChunk>>,
+    /// Chunks that count as written behind another one than they were.
+    grafts: BTreeMap<Identity, Identity>,
     /// How often committed chunks were lost.
     pub(crate) losses: u64,
     pub(crate) tier: Option<Tier>,
@@ -106,11 +105,6 @@ fn fail(invariant: u8, what: impl Into<String>) -> Check {
 }
 
 impl Oracle {
-    /// The end of the committed log.
-    pub(crate) fn end(&self) -> u64 {
-        self.truth.last_key_value().map_or(0, |(_, c)| c.next())
-    }
-
     /// INV-5: what is published was persisted, under its revision.
     pub(crate) fn published(&self, manifest: &Manifest) -> Check {
         if manifest.revision == Revision(0) {
@@ -135,28 +129,6 @@ impl Oracle {
 
     pub(crate) fn reader_down(&mut self, waiter: u64) {
         self.waiters.remove(&waiter);
-    }
-
-    /// A chunk of the tier that the committed log does not have. In front of the log's beginning, as far as it is known after
-    /// a loss, nothing can be said.
-    fn is_phantom(&self, tier: &Tier) -> Option<Identity> {
-        let begin = self.truth.first_key_value().map_or(0, |(id, _)| *id);
-        let mut all = tier.fragments.iter().flat_map(|live| &live.parsed.chunks);
-        all.find(|identity| match self.truth.get(&identity.0) {
-            Some(chunk) => chunk.identity() != **identity,
-            None => self
-                .chunks
-                .get(identity)
-                .is_none_or(|chunk| chunk.next() > begin),
-        })
-        .copied()
-    }
-
-    /// Whether no chunk of the committed log ends where the manifest does.
-    fn ends_nowhere(&self, manifest: &Manifest) -> bool {
-        let next = manifest.next_offset.0;
-        let begin = self.truth.first_key_value().map_or(0, |(id, _)| *id);
-        next > begin && next != self.end() && !self.truth.contains_key(&next)
     }
 
     /// Callers that should have been answered.
@@ -222,117 +194,6 @@ impl Oracle {
 }
 
 impl Env {
-    // --- the log -----------------------------------------------------------------------------------------------------
-
-    /// The commit offset has moved.
-    pub(crate) fn committed(&mut self) {
-        let Some((leader, writer)) = self.cluster.current() else {
-            return;
-        };
-        let member = &self.cluster.members[leader];
-        let committed = u64::try_from(writer.committed).unwrap_or(0);
-        'segments: for segment in member.segments.iter().rev() {
-            for (chunk, _) in segment.borrow().chunks.iter().rev() {
-                if chunk.id > committed {
-                    continue;
-                }
-                let known = self.oracle.truth.insert(chunk.id, chunk.clone());
-                if known.is_some_and(|known| known.identity() == chunk.identity()) {
-                    break 'segments;
-                }
-                self.oracle.chunks.insert(chunk.identity(), chunk.clone());
-            }
-        }
-    }
-
-    /// A writer was elected. What it lacks of the committed log is lost.
-    pub(crate) fn elected(&mut self) {
-        let Some((leader, writer)) = self.cluster.current() else {
-            return;
-        };
-        self.oracle.nodes.insert(writer.epoch, leader);
-        let member = &self.cluster.members[leader];
-        let first = member.range().first.unwrap_or(0);
-        let lost = self
-            .oracle
-            .truth
-            .range(first..)
-            .find(|(id, chunk)| {
-                member.chunk_at(**id).map(|found| found.identity()) != Some(chunk.identity())
-            })
-            .map(|(id, _)| *id);
-        if let Some(lost) = lost {
-            let gone = self.oracle.truth.split_off(&lost).into_values();
-            // What was committed in the place of something that is lost may be lost in turn, so they are kept by more than the offset.
-            self.oracle
-                .lost
-                .extend(gone.map(|chunk| (chunk.identity(), chunk)));
-            self.oracle.losses += 1;
-            self.coverage.hit("committed chunks lost");
-            self.note(|| format!("all committed chunks from {lost} on are lost"));
-        }
-        // A member that was away may bring back what had been lost, also what it has trimmed: one chunk vouches for all in front of it.
-        let back: Vec<Rc<StoredChunk>> = self.cluster.members[leader]
-            .chunks()
-            .into_iter()
-            .filter(|chunk| self.oracle.chunks.contains_key(&chunk.identity()))
-            .collect();
-        let oracle = &mut self.oracle;
-        if let Some(oldest) = back.first()
-            && oracle.lost.contains_key(&oldest.identity())
-            && oracle.end() <= oldest.id
-        {
-            // What was committed in their place meanwhile is gone in turn.
-            let (mut chain, mut next, mut epoch) = (Vec::new(), oldest.id, oldest.epoch);
-            for chunk in oracle.lost.range(..(oldest.id, 0, 0)).rev().map(|(_, c)| c) {
-                // A log's epochs ascend.
-                if chunk.next() == next && chunk.epoch <= epoch {
-                    (next, epoch) = (chunk.id, chunk.epoch);
-                    chain.push(chunk.clone());
-                }
-            }
-            oracle.truth.retain(|id, _| *id < next || *id >= oldest.id);
-            oracle.truth.extend(chain.into_iter().map(|c| (c.id, c)));
-        }
-        oracle
-            .truth
-            .extend(back.into_iter().map(|chunk| (chunk.id, chunk)));
-    }
-
-    /// A reader goes on with a tier whose newest chunk its log has trimmed. If the log was lost and grew to fit, nobody can tell: what is
-    /// tiered counts as the truth from now on.
-    pub(crate) fn resumed_blindly(&mut self, node: usize) {
-        // What a writer that has been deposed goes on with says nothing of the log that took the place of its own.
-        if self
-            .cluster
-            .current()
-            .is_none_or(|(leader, _)| leader != node)
-        {
-            return;
-        }
-        let Some(tier) = &self.oracle.tier else {
-            return;
-        };
-        let local = self.cluster.members[node].range().first.unwrap_or(0);
-        let (first, next) = (tier.manifest.first_offset.0, tier.manifest.next_offset.0);
-        if next > local || self.oracle.is_phantom(tier).is_none() {
-            return;
-        }
-        let tiered: Vec<Identity> = tier
-            .fragments
-            .iter()
-            .flat_map(|live| live.parsed.chunks.iter().copied())
-            .collect();
-        self.coverage.hit("another timeline that nobody can tell");
-        let oracle = &mut self.oracle;
-        oracle.truth.retain(|id, _| *id < first || *id >= next);
-        for identity in tiered {
-            if let Some(chunk) = oracle.chunks.get(&identity) {
-                oracle.truth.insert(identity.0, chunk.clone());
-            }
-        }
-    }
-
     /// INV-3: what is about to be uploaded is committed.
     pub(crate) fn drained(&mut self, node: usize, meta: &FragmentMeta) {
         let mut found = Ok(());

@@ -94,6 +94,7 @@ impl World {
             Rate::BytesPerSec(env.rng.between(500, 20_000))
         };
         let burst = env.rng.between(100, 4_000);
+        env.limited(rate);
         let now = stream_s3_core::units::MonotonicUs(env.now * 1000);
         env.nodes[node].governor.set_rate(now, rate, burst);
         governor::pump(env, node);

@@ -97,6 +97,7 @@ impl World {
         env.plan.horizon = env.plan.horizon.min(limits.horizon_ms);
         let plan = env.plan.clone();
         env.note(|| format!("{plan:#?}"));
+        env.limited(plan.rate);
         for stream in 0..plan.streams {
             env.focus(stream);
             env.after(0, Event::Elect);

@@ -6,7 +6,7 @@ use crate::env::Event;
 use crate::reader::Reader;
 use crate::replica;
 
-/// How long a world may take to come to rest once nothing goes wrong any more.
+/// How long a world may take to come to rest once nothing goes wrong any more, besides the time that its bytes take.
 const REST: u64 = 300_000;
 
 impl World {
@@ -28,7 +28,7 @@ impl World {
     pub(super) fn look(&mut self) {
         let env = &mut self.env;
         let since = env.now.saturating_sub(env.plan.horizon);
-        if since > REST {
+        if since > REST && since > REST + self.time_of_bytes() {
             let what = self.describe();
             self.env.violate(4, format!("no rest: {what}"));
             return;
@@ -43,6 +43,16 @@ impl World {
             self.rested = Some(self.env.now);
         }
         self.env.after(500, Event::Look);
+    }
+
+    /// How long it takes to upload the logs of all streams at the slowest rate that a governor was ever given, in milliseconds.
+    fn time_of_bytes(&mut self) -> u64 {
+        let Some(rate) = self.env.slowest else {
+            return 0;
+        };
+        let mut bytes = 0;
+        self.of_all_streams(|world| bytes += world.env.oracle.bytes());
+        bytes.saturating_mul(1_000) / rate.max(1)
     }
 
     fn last_words(&mut self, since: u64) {
