@@ -57,10 +57,18 @@ init_per_suite(Config) ->
     Channel = stream_s3_amqp:open(stream_s3_broker:port(amqp, hd(Brokers))),
     ok = stream_s3_amqp:declare(Channel, ?QUEUE, [{<<"x-stream-s3-fragment-target-size">>, long, 200000}]),
     ok = stream_s3_amqp:close(Channel),
+    ok = lists:foreach(fun remember_coordinator/1, Brokers),
     StreamId = stream_s3_tier:stream_id(hd(Brokers), ?QUEUE),
     Written = ets:new(written, [public, {heir, whereis(init), none}]),
     true = ets:insert(Written, {all, #{confirmed => [], lost => [], next => 0}}),
     [{dir, Dir}, {tier, Tier}, {brokers, Brokers}, {stream, StreamId}, {written, Written} | Config].
+
+%% The first stream brings the coordinator of streams into being. Ra notes the names of its servers in a table that is on disk half a
+%% second later at the earliest: a node that is killed before forgets its coordinator for good, and the cluster is one member short.
+remember_coordinator(Broker) ->
+    Registered = fun() -> stream_s3_broker:call(Broker, ra_directory, uid_of, [coordination, rabbit_stream_coordinator]) =/= undefined end,
+    ok = stream_s3_tier:await({coordinator, stream_s3_broker:node(Broker)}, ?WAIT_MS, Registered),
+    lists:foreach(fun(Table) -> ok = stream_s3_broker:call(Broker, dets, sync, [Table]) end, stream_s3_broker:call(Broker, dets, all, [])).
 
 end_per_suite(Config) ->
     lists:foreach(fun stream_s3_broker:stop/1, ?config(brokers, Config)),
