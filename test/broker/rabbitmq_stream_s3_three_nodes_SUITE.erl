@@ -22,6 +22,8 @@
 
 -define(QUEUE, <<"stream">>).
 -define(WAIT_MS, 60000).
+%% The first number of a writer besides the other one.
+-define(CUT_OFF, 1 bsl 40).
 
 suite() ->
     [{timetrap, {minutes, 8}}].
@@ -40,16 +42,22 @@ all() ->
 init_per_suite(Config) ->
     {ok, Dir} = stream_s3_temp:new("brokers"),
     Tier = stream_s3_tier:start(filename:join(Dir, "store")),
-    New = [stream_s3_broker:new(#{name => Name, dir => filename:join(Dir, Name)}) || Name <- ["a", "b", "c"]],
+    Names = ["a", "b", "c"],
+    Network = stream_s3_network:start(filename:join(Dir, "network"), Names),
+    New = [
+        {Name, stream_s3_broker:new(maps:merge(stream_s3_network:options(Name, Network), #{name => Name, dir => filename:join(Dir, Name)}))}
+     || Name <- Names
+    ],
+    ok = stream_s3_network:listen(Network, maps:from_list(New)),
     Conf = [
         stream_s3_tier:conf(Tier, #{gc_min_age_ms => 1, persist_interval_ms => 100, reconciliation_interval_ms => 5000}),
         "cluster_formation.peer_discovery_backend = classic_config\n"
         | [
             io_lib:format("cluster_formation.classic_config.nodes.~b = ~ts~n", [N, stream_s3_broker:node(Broker)])
-         || {N, Broker} <- lists:enumerate(New)
+         || {N, {_, Broker}} <- lists:enumerate(New)
         ]
     ],
-    Brokers = [stream_s3_broker:set_conf(Conf, Broker) || Broker <- New],
+    Brokers = [stream_s3_broker:set_conf([Conf, stream_s3_network:conf(Name, Network)], Broker) || {Name, Broker} <- New],
     ok = stream_s3_broker:start_all(Brokers),
     ok = stream_s3_tier:await(three_nodes, ?WAIT_MS, fun() ->
         lists:all(fun(B) -> length(stream_s3_broker:call(B, rabbit_nodes, list_running, [])) =:= 3 end, Brokers)
@@ -61,7 +69,7 @@ init_per_suite(Config) ->
     StreamId = stream_s3_tier:stream_id(hd(Brokers), ?QUEUE),
     Written = ets:new(written, [public, {heir, whereis(init), none}]),
     true = ets:insert(Written, {all, #{confirmed => [], lost => [], next => 0}}),
-    [{dir, Dir}, {tier, Tier}, {brokers, Brokers}, {stream, StreamId}, {written, Written} | Config].
+    [{dir, Dir}, {tier, Tier}, {network, Network}, {names, maps:from_list([{stream_s3_broker:node(B), Name} || {Name, B} <- New])}, {brokers, Brokers}, {stream, StreamId}, {written, Written} | Config].
 
 %% The first stream brings the coordinator of streams into being. Ra notes the names of its servers in a table that is on disk half a
 %% second later at the earliest: a node that is killed before forgets its coordinator for good, and the cluster is one member short.
@@ -72,6 +80,7 @@ remember_coordinator(Broker) ->
 
 end_per_suite(Config) ->
     lists:foreach(fun stream_s3_broker:stop/1, ?config(brokers, Config)),
+    ok = stream_s3_network:stop(?config(network, Config)),
     ok = stream_s3_tier:stop(?config(tier, Config)),
     stream_s3_temp:remove(?config(dir, Config)).
 
@@ -123,18 +132,30 @@ a_member_is_removed_and_added(Config) ->
         ok = await_members(Config, 3)
     end).
 
-%% No firewall is needed for it: nodes that do not have each other's cookie cannot connect. So it looks to the brokers as it does when
-%% packets to the port of the distribution are dropped and the connection is found dead.
+%% Nothing reaches it and nothing leaves it, so it goes on as leader until it finds out, and somebody who is connected to it goes on to
+%% write. What it takes then and cannot replicate is in no log afterwards, and must not be in the bucket either.
 the_node_of_the_leader_is_cut_off(Config) ->
     {Leader, Others} = leader(Config),
+    Node = stream_s3_broker:node(Leader),
+    #{Node := Name} = ?config(names, Config),
+    Writer = stream_s3_writer:start([stream_s3_broker:port(amqp, Leader)], ?QUEUE, ?CUT_OFF, 10),
+    ok = stream_s3_writer:await(Writer),
+    ?assertMatch([{Name, _}, {Name, _}], stream_s3_network:replicating(?config(network, Config))),
     undisturbed(Config, Others, fun() ->
-        ok = set_cookies(Leader, Others, "cut_off"),
-        ok = await_leader_at(Others, fun(Node) -> Node =/= stream_s3_broker:node(Leader) end),
-        ok = set_cookies(Leader, Others, same),
+        ok = stream_s3_network:cut(?config(network, Config), Name),
+        ok = stream_s3_tier:await("a chunk that is not replicated", ?WAIT_MS, fun() ->
+            #{offset := Last, committed_offset := Committed} =
+                stream_s3_broker:call(Leader, osiris_counters, overview, [{osiris_writer, {resource, <<"/">>, queue, ?QUEUE}}]),
+            Last > Committed
+        end),
+        ok = await_leader_at(Others, fun(New) -> New =/= Node end),
+        ?assertEqual([Node], stream_s3_broker:call(Leader, rabbit_nodes, list_running, [])),
+        ok = stream_s3_network:heal(?config(network, Config)),
         ok = stream_s3_tier:await(three_nodes, ?WAIT_MS, fun() ->
-            [_, _] = [true = stream_s3_broker:call(Leader, net_kernel, connect_node, [stream_s3_broker:node(B)]) || B <- Others],
             lists:all(fun(B) -> length(stream_s3_broker:call(B, rabbit_nodes, list_running, [])) =:= 3 end, [Leader | Others])
-        end)
+        end),
+        ok = await_members(Config, 3),
+        written(Config, stream_s3_writer:stop(Writer))
     end).
 
 all_nodes_are_restarted_with_a_new_version_of_the_plugin(Config) ->
@@ -182,7 +203,7 @@ rolling(Config, Change) ->
     compare(Config).
 
 written_during(Config, Brokers, Fun) ->
-    [{all, #{confirmed := Confirmed, lost := Lost, next := First}}] = ets:lookup(?config(written, Config), all),
+    [{all, #{next := First}}] = ets:lookup(?config(written, Config), all),
     Writer = stream_s3_writer:start([stream_s3_broker:port(amqp, Broker) || Broker <- Brokers], ?QUEUE, First),
     try
         ok = Fun()
@@ -192,10 +213,18 @@ written_during(Config, Brokers, Fun) ->
             _ = stream_s3_writer:stop(Writer),
             erlang:raise(Class, Reason, Stack)
     end,
-    Outcome = #{confirmed := MoreConfirmed, lost := MoreLost, next := Next} = stream_s3_writer:stop(Writer),
-    ?assertNotEqual([], MoreConfirmed),
-    true = ets:insert(?config(written, Config), {all, #{confirmed => Confirmed ++ MoreConfirmed, lost => Lost ++ MoreLost, next => Next}}),
+    Outcome = #{next := Next} = stream_s3_writer:stop(Writer),
+    ?assertNotEqual([], maps:get(confirmed, Outcome)),
+    ok = written(Config, Outcome),
+    [{all, All}] = ets:lookup(?config(written, Config), all),
+    true = ets:insert(?config(written, Config), {all, All#{next := Next}}),
     Outcome.
+
+%% Remembers what a writer has written.
+written(Config, #{confirmed := MoreConfirmed, lost := MoreLost}) ->
+    [{all, #{confirmed := Confirmed, lost := Lost} = All}] = ets:lookup(?config(written, Config), all),
+    true = ets:insert(?config(written, Config), {all, All#{confirmed := Confirmed ++ MoreConfirmed, lost := Lost ++ MoreLost}}),
+    ok.
 
 compare(Config) ->
     StreamId = ?config(stream, Config),
@@ -209,8 +238,9 @@ compare(Config) ->
     ],
     [{all, #{confirmed := Confirmed, lost := Lost}}] = ets:lookup(?config(written, Config), all),
     ?assertEqual([], Confirmed -- Numbers),
-    %% In order, and none twice.
-    ?assertEqual([], [{A, B} || {A, B} <- lists:zip(lists:droplast([-1 | Numbers]), Numbers), A >= B]),
+    %% In order, and none twice, for each of the writers.
+    {CutOff, Other} = lists:partition(fun(N) -> N >= ?CUT_OFF end, Numbers),
+    [?assertEqual([], [{A, B} || {A, B} <- lists:zip(lists:droplast([-1 | One]), One), A >= B]) || One <- [CutOff, Other]],
     ?assertEqual([], (Numbers -- Confirmed) -- Lost),
     ok = stream_s3_tier:verify(?config(tier, Config), hd(Brokers), StreamId),
     ct:pal("~b records confirmed, ~b in the bucket", [length(Confirmed), length(Numbers)]).
@@ -248,18 +278,6 @@ await_members(Config, Count) ->
 
 has(Role, StreamId, Broker) ->
     lists:keymember(StreamId, 1, stream_s3_broker:call(Broker, rabbitmq_stream_s3_log, Role, [])).
-
-%% On one side only: nodes that have the same wrong cookie for each other can connect.
-set_cookies(Leader, Others, Which) ->
-    Cookie =
-        case Which of
-            same -> stream_s3_broker:call(Leader, erlang, get_cookie, []);
-            _ -> list_to_atom(Which)
-        end,
-    Nodes = [stream_s3_broker:node(Other) || Other <- Others],
-    [true = stream_s3_broker:call(Leader, erlang, set_cookie, [Node, Cookie]) || Node <- Nodes],
-    [_ = stream_s3_broker:call(Leader, erlang, disconnect_node, [Node]) || Node <- Nodes, Which =/= same],
-    ok.
 
 %% A copy of the plugin that says it is another version.
 new_version(Config) ->

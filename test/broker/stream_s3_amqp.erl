@@ -3,7 +3,7 @@
 
 -include_lib("amqp_client/include/amqp_client.hrl").
 
--export([open/1, close/1, declare/3, delete/2, publish/3, publish/4, decode/1]).
+-export([open/1, close/1, declare/3, delete/2, publish/3, publish/4, publish/5, decode/1]).
 -export_type([channel/0]).
 
 -define(CONFIRM_TIMEOUT_S, 60).
@@ -44,7 +44,12 @@ publish(Channel, Queue, Bodies) ->
 
 %% @doc The same, with headers.
 -spec publish(channel(), binary(), [binary()], [{binary(), atom(), term()}]) -> ok.
-publish({_, Channel}, Queue, Bodies, Headers) ->
+publish(Channel, Queue, Bodies, Headers) ->
+    publish(Channel, Queue, Bodies, Headers, ?CONFIRM_TIMEOUT_S).
+
+%% @doc The same, and waits at most so many seconds.
+-spec publish(channel(), binary(), [binary()], [{binary(), atom(), term()}], pos_integer()) -> ok.
+publish({_, Channel}, Queue, Bodies, Headers, TimeoutS) ->
     Properties = #'P_basic'{headers = Headers},
     lists:foreach(
         fun(Body) ->
@@ -52,7 +57,7 @@ publish({_, Channel}, Queue, Bodies, Headers) ->
         end,
         Bodies
     ),
-    case amqp_channel:wait_for_confirms(Channel, ?CONFIRM_TIMEOUT_S) of
+    case amqp_channel:wait_for_confirms(Channel, TimeoutS) of
         true -> ok;
         Other -> error({not_confirmed, Other})
     end.

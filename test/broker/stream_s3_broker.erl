@@ -25,6 +25,8 @@
     dir := file:filename(),
     %% First part of the node's name. Brokers of one cluster differ in it.
     name => string(),
+    %% Second part of it. A name that this VM and the broker can resolve.
+    host => string(),
     %% Enabled at start.
     plugins => [atom()],
     %% Lines of rabbitmq.conf besides ports and directories.
@@ -52,7 +54,7 @@
 new(#{dir := Dir} = Options) ->
     Name = lists:concat([maps:get(name, Options, "broker"), "_", os:getpid(), "_", erlang:unique_integer([positive])]),
     #{
-        node => list_to_atom(Name ++ "@localhost"),
+        node => list_to_atom(Name ++ "@" ++ maps:get(host, Options, "localhost")),
         dir => Dir,
         cookie => maps:get(cookie, Options, "stream_s3_" ++ os:getpid()),
         ports => free_ports([amqp, stream, prometheus, distribution]),

@@ -4,11 +4,12 @@
 %% list, and goes on with the numbers behind. So each number is in the stream once, or not at all if it was never confirmed.
 -module(stream_s3_writer).
 
--export([start/2, start/3, stop/1, record/1, number/1]).
+-export([start/2, start/3, start/4, await/1, stop/1, record/1, number/1]).
 -export_type([writer/0, outcome/0]).
 
 -define(BATCH, 20).
 -define(PAUSE_MS, 20).
+-define(CONFIRM_TIMEOUT_S, 60).
 -define(STOP_TIMEOUT_MS, 120000).
 
 -opaque writer() :: {pid(), reference()}.
@@ -23,9 +24,24 @@ start(Ports, Queue) ->
 %% @doc Starts to write with this number.
 -spec start([inet:port_number()], binary(), non_neg_integer()) -> writer().
 start(Ports, Queue, First) ->
+    start(Ports, Queue, First, ?CONFIRM_TIMEOUT_S).
+
+%% @doc The same, and waits at most so many seconds for a batch to be confirmed.
+-spec start([inet:port_number()], binary(), non_neg_integer(), pos_integer()) -> writer().
+start(Ports, Queue, First, TimeoutS) ->
     spawn_monitor(fun() ->
-        write(none, Ports, Queue, #{confirmed => [], lost => [], next => First, errors => []})
+        write(none, Ports, {Queue, TimeoutS}, #{confirmed => [], lost => [], next => First, errors => []})
     end).
+
+%% @doc Waits until something is confirmed.
+-spec await(writer()) -> ok.
+await({Pid, Monitor}) ->
+    Pid ! {await, self()},
+    receive
+        {Pid, writes} -> ok;
+        {'DOWN', Monitor, process, Pid, Reason} -> error({writer, Reason})
+    after ?STOP_TIMEOUT_MS -> error({writer, no_answer})
+    end.
 
 %% @doc Ends it and tells what came of it. Raises what ended it before.
 -spec stop(writer()) -> outcome().
@@ -41,8 +57,11 @@ stop({Pid, Monitor}) ->
         error({writer, no_answer})
     end.
 
-write(Channel, Ports, Queue, Outcome) ->
+write(Channel, Ports, Queue, #{confirmed := Confirmed} = Outcome) ->
     receive
+        {await, From} when Confirmed =/= [] ->
+            From ! {self(), writes},
+            write(Channel, Ports, Queue, Outcome);
         {stop, From} ->
             _ = Channel =/= none andalso catch_all(fun() -> stream_s3_amqp:close(Channel) end),
             From ! {self(), Outcome}
@@ -55,10 +74,10 @@ write_one(none, [Port | Others] = Ports, Queue, Outcome) ->
         {ok, Channel} -> write(Channel, Ports, Queue, Outcome);
         {error, _NobodyThere} -> write(none, Others ++ [Port], Queue, Outcome)
     end;
-write_one(Channel, [Port | Others] = Ports, Queue, #{confirmed := Confirmed, lost := Lost, next := First, errors := Errors} = Outcome0) ->
+write_one(Channel, [Port | Others] = Ports, {Name, TimeoutS} = Queue, #{confirmed := Confirmed, lost := Lost, next := First, errors := Errors} = Outcome0) ->
     Numbers = lists:seq(First, First + ?BATCH - 1),
     Outcome = Outcome0#{next := First + ?BATCH},
-    case catch_all(fun() -> stream_s3_amqp:publish(Channel, Queue, [record(N) || N <- Numbers]) end) of
+    case catch_all(fun() -> stream_s3_amqp:publish(Channel, Name, [record(N) || N <- Numbers], [], TimeoutS) end) of
         {ok, ok} -> write(Channel, Ports, Queue, Outcome#{confirmed := [Numbers | Confirmed]});
         {error, Reason} -> write(none, Others ++ [Port], Queue, Outcome#{lost := [Numbers | Lost], errors := [Reason | Errors]})
     end.
