@@ -355,16 +355,16 @@ read_header(#files{log = Log}) ->
     end.
 
 %% @doc What identifies a chunk of the local log, committed or not. `inside_another': the log has that offset inside another
-%% chunk. `trimmed': it does not reach back that far, or not yet that far ahead.
+%% chunk. `trimmed': it does not reach back that far, or not yet that far ahead. `segment_deleted': retention is deleting its segment, and
+%% once that has ended it is trimmed.
 -spec identity(context(), ChunkId :: offset()) ->
-    {ok, rabbitmq_stream_s3_nif:chunk_identity() | inside_another | trimmed} | {error, term()}.
-identity(Context, ChunkId) ->
+    {ok, rabbitmq_stream_s3_nif:chunk_identity() | inside_another | trimmed} | {error, segment_deleted | term()}.
+identity(#{shared := Shared} = Context, ChunkId) ->
+    IsWritten = ChunkId =< osiris_log_shared:last_chunk_id(Shared),
     case try_open(ChunkId, Context) of
         {ok, Log} ->
-            try osiris_log:read_header(Log) of
-                {ok, Header, _} -> {ok, maps:with([chunk_id, epoch, crc], Header)};
-                {end_of_stream, _} -> {ok, trimmed};
-                {error, _} = Error -> Error
+            try
+                identity_of(osiris_log:read_header(Log), ChunkId, IsWritten)
             catch
                 error:Reason -> {error, {unreadable_header, Reason}}
             after
@@ -378,6 +378,19 @@ identity(Context, ChunkId) ->
         {error, _} = Error ->
             Error
     end.
+
+%% Of the segments that go at once osiris deletes the newest first. Where the first of those was it meanwhile opens the one in front of it, at its
+%% end, and reads nothing there; or, once it has deleted them all, what comes behind them.
+identity_of({ok, #{chunk_id := ChunkId} = Header, _Log}, ChunkId, _IsWritten) ->
+    {ok, maps:with([chunk_id, epoch, crc], Header)};
+identity_of({ok, _Another, _Log}, _ChunkId, _IsWritten) ->
+    {error, segment_deleted};
+identity_of({end_of_stream, _Log}, _ChunkId, true) ->
+    {error, segment_deleted};
+identity_of({end_of_stream, _Log}, _ChunkId, false) ->
+    {ok, trimmed};
+identity_of({error, _} = Error, _ChunkId, _IsWritten) ->
+    Error.
 
 %% @doc The index files of a log's segments, each with the offset at which its segment begins; oldest first. Lists the directory.
 -spec index_files(file:filename_all()) -> [{offset(), file:filename_all()}].

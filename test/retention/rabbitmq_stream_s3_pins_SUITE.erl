@@ -39,6 +39,7 @@ all() ->
         what_retention_deletes_is_tiered_from_what_is_held_open,
         a_reader_that_is_killed_goes_on_in_a_deleted_segment,
         a_reader_that_cannot_resolve_holds_segments_open_all_the_same,
+        segments_that_are_deleted_at_once_are_tiered_though_the_newest_goes_first,
         nothing_that_is_not_committed_is_taken_from_a_deleted_segment,
         beyond_the_budget_the_tier_begins_anew_with_what_is_left,
         without_pins_the_tier_begins_anew_with_the_log,
@@ -125,6 +126,23 @@ a_reader_that_cannot_resolve_holds_segments_open_all_the_same(Config) ->
     ok = file:delete(Dir),
     ok = file:rename(<<Dir/binary, ".away">>, Dir),
     ok = assert_complete(Config, Writer, 210).
+
+%% In between the log has a gap, which the library sees in one look or another.
+segments_that_are_deleted_at_once_are_tiered_though_the_newest_goes_first(Config) ->
+    Stream = ?config(stream, Config),
+    Writer = start_stream(Config),
+    write(Writer, 0, 10),
+    ok = settle(Config, Writer),
+    ok = rabbitmq_stream_s3:pause(Stream),
+    ok = sys:suspend(osiris_retention),
+    write(Writer, 10, 600),
+    ?assertEqual([], deleted_segments(Stream)),
+    ok = sys:resume(osiris_retention),
+    _ = await_deleted(Config, 20),
+    %% Where it goes on it finds out from what is held open.
+    ok = stream_s3_world:kill_reader(Stream),
+    ok = rabbitmq_stream_s3:resume(Stream),
+    ok = assert_complete(Config, Writer, 610).
 
 nothing_that_is_not_committed_is_taken_from_a_deleted_segment(Config) ->
     Stream = ?config(stream, Config),

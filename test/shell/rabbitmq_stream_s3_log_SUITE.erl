@@ -29,6 +29,7 @@ all() ->
         nothing_beyond_the_committed_chunk_is_handed_out,
         reading_goes_on_behind_a_gap_with_the_chunk_that_is_there,
         a_chunk_is_identified_by_id_epoch_and_checksum,
+        a_chunk_whose_segment_is_being_deleted_is_not_taken_for_another,
         a_listener_is_told_once_of_the_chunk_that_it_asked_for,
         a_listener_for_what_is_committed_is_told_at_once,
         a_listener_knows_rabbits_events_from_others
@@ -186,6 +187,32 @@ a_chunk_is_identified_by_id_epoch_and_checksum(Config) ->
     ?assertEqual({ok, inside_another}, ?LOG:identity(Context, 7)),
     ?assertEqual({ok, trimmed}, ?LOG:identity(Context, 10)),
     ?assertEqual({ok, trimmed}, ?LOG:identity(Context, 11)).
+
+%% osiris' retention deletes the newest of the segments that go first: here it has come to the third one, and then to its end.
+a_chunk_whose_segment_is_being_deleted_is_not_taken_for_another(Config) ->
+    ok = write_chunks(Config, lists:duplicate(60, 3)),
+    #{dir := Dir, shared := Shared} = Context = context(Config),
+    [{First, FirstFile}, {Second, SecondFile}, {Third, ThirdFile}, {Left, _} | _] = ?LOG:index_files(Dir),
+    Last = lists:last([Id || Id <- ids(read_all(Context, 0)), Id < Second]),
+    {ok, #{chunk_id := Last} = Before} = ?LOG:identity(Context, Last),
+    ok = delete_segment(ThirdFile),
+    ?assertEqual({error, segment_deleted}, ?LOG:identity(Context, Third)),
+    ?assertMatch({error, _}, ?LOG:identity(Context, Third + 1)),
+    ok = delete_segment(SecondFile),
+    ?assertEqual({error, segment_deleted}, ?LOG:identity(Context, Second)),
+    ?assertMatch({error, _}, ?LOG:identity(Context, Third)),
+    ?assertEqual({ok, Before}, ?LOG:identity(Context, Last)),
+    ?assertEqual({ok, #{first => First, next => stream_s3_osiris:next_offset(?config(writer, Config))}}, ?LOG:range(Context)),
+    %% It tells the readers last.
+    ok = osiris_log_shared:set_first_chunk_id(Shared, Left),
+    ?assertEqual({error, segment_deleted}, ?LOG:identity(Context, Second)),
+    ok = delete_segment(FirstFile),
+    [?assertEqual({ok, trimmed}, ?LOG:identity(Context, Offset)) || Offset <- [Last, Second, Third, Left - 1]],
+    ?assertMatch({ok, #{chunk_id := Left}}, ?LOG:identity(Context, Left)).
+
+delete_segment(IndexFile) ->
+    ok = file:delete(IndexFile),
+    file:delete(segment(IndexFile)).
 
 a_listener_is_told_once_of_the_chunk_that_it_asked_for(Config) ->
     Writer = ?config(writer, Config),

@@ -375,3 +375,50 @@ async fn the_end_of_a_segment_that_was_the_last_one_is_found_in_it() {
     assert_eq!(joining(45).await.expect("readable"), Some(Offset(0)));
     assert_eq!(joining(46).await.expect("readable"), None);
 }
+
+/// osiris lists what goes from the newest to the oldest, and deletes it in this order. Whoever looks meanwhile finds a log with a gap.
+#[tokio::test(flavor = "multi_thread")]
+async fn segments_join_the_log_though_the_newest_of_them_was_deleted_first() {
+    let executor = Executor::current().expect("threads");
+    let log = three_segments();
+    let (pins, dir) = (executor.pins(), log.dir.path());
+    enter(pins, &log, PLENTY);
+    for segment in [15, 0] {
+        unlink(&log, segment);
+        pins.look(dir);
+    }
+    let joining = |first| pins.joining(&executor, dir, Offset(first));
+    assert_eq!(joining(30).await.expect("readable"), Some(Offset(0)));
+    assert_eq!(joining(15).await.expect("readable"), Some(Offset(0)));
+    let (chunks, _) = read_on(&executor, &log, Place::Offset(Offset(10)), 9).await;
+    assert_eq!(chunks, log.chunks[2..3]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_segment_that_was_never_listed_with_its_successor_joins_it() {
+    let executor = Executor::current().expect("threads");
+    let mut log = Log::new();
+    log.chunk(5, 100).chunk(5, 100).flush();
+    let (pins, dir) = (executor.pins(), log.dir.path().to_owned());
+    enter(pins, &log, PLENTY);
+    // The next one appears when the first is gone.
+    log.roll();
+    unlink(&log, 0);
+    log.chunk(5, 100).flush();
+    pins.look(&dir);
+    let joining = |first| pins.joining(&executor, &dir, Offset(first));
+    assert_eq!(joining(10).await.expect("readable"), Some(Offset(0)));
+}
+
+/// The segment that a tier begins anew with may be missing by the time it is asked for; what is behind it still joins the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_a_segment_that_could_not_be_pinned_the_others_join_the_log() {
+    let executor = Executor::current().expect("threads");
+    let log = three_segments();
+    let (pins, dir) = (executor.pins(), log.dir.path());
+    unlink(&log, 0);
+    enter(pins, &log, PLENTY);
+    unlink(&log, 15);
+    let joining = |first| pins.joining(&executor, dir, Offset(first));
+    assert_eq!(joining(30).await.expect("readable"), Some(Offset(15)));
+}

@@ -8,6 +8,8 @@
 //! What is to be pinned and what is to be let go is decided by [`stream_s3_core::decisions::pins`].
 
 mod headers;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -92,11 +94,12 @@ struct Log {
 
 struct Pin {
     file: Arc<File>,
+    /// Smaller is older. Of one log none is younger than those behind it.
     age: u64,
     /// Offset behind its last record, once its headers have been read.
     end: Option<Offset>,
-    /// Where a later segment begins, once one has been listed: the end is not behind that. It may be before it, since a list that is
-    /// made while segments come and go can have a later one and lack the next.
+    /// Where a later segment begins, once one has been listed: the end is not behind that. It may be before it: of the segments that
+    /// retention deletes at once osiris deletes the newest first, so meanwhile a list has the one in front of a gap and the one behind it.
     followed: Option<Offset>,
     /// Its size in bytes, if it is deleted.
     unlinked: Option<u64>,
@@ -405,9 +408,11 @@ impl State {
                 continue;
             }
             spare -= 1;
+            // One that was seen late goes before those behind it all the same: without them it would be of no use.
+            let mut behind = log.pins.range((Excluded(segment), Unbounded));
             let pin = Pin {
                 file,
-                age: self.next_age,
+                age: behind.next().map_or(self.next_age, |(_, pin)| pin.age),
                 end: None,
                 followed: None,
                 unlinked: None,
@@ -417,7 +422,8 @@ impl State {
         }
         for (segment, size) in found.sizes {
             if let Some(pin) = log.pins.get_mut(&segment) {
-                pin.unlinked = size;
+                // Another look may have seen it deleted since this one saw it linked, and no event would come any more to put that right.
+                pin.unlinked = pin.unlinked.max(size);
             }
         }
         for pair in found.segments.windows(2) {
