@@ -275,7 +275,7 @@ other(Message, Reader) ->
 
 listened(Message, #reader{phase = Phase} = Reader) ->
     case rabbitmq_stream_s3_log:listened(Message) of
-        true when Phase =:= running -> noreply(?EFFECTS:drain(Reader#reader{listening = false}));
+        true when Phase =:= running -> noreply(?EFFECTS:announced(Reader#reader{listening = false}));
         true -> {noreply, Reader#reader{listening = false}};
         false -> {noreply, Reader}
     end.

@@ -32,7 +32,7 @@
     %% While running.
     core = none :: none | rabbitmq_stream_s3_replica_reader_core:state(),
     drain = none :: none | rabbitmq_stream_s3_replica_reader_drain:state(),
-    %% Whether a message of ours is under way that goes on draining, or draining waits: for fragments in flight, or because the
+    %% Whether a message of ours is under way (or a timer runs) that goes on draining, or draining waits: for fragments in flight, or because the
     %% stream is paused.
     draining = false :: boolean(),
     paused = false :: boolean(),

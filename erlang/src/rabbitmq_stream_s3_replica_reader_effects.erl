@@ -5,7 +5,7 @@
 -include("rabbitmq_stream_s3.hrl").
 -include("rabbitmq_stream_s3_replica_reader.hrl").
 
--export([start/3, drain/1, pinned/2, settle/1, resume/1, flush/1, force_cut/1, too_old/1, tick/1, await/2]).
+-export([start/3, drain/1, announced/1, pinned/2, settle/1, resume/1, flush/1, force_cut/1, too_old/1, tick/1, await/2]).
 -export([transferred/2, persisted/2, grouped/2, upload_group/3]).
 -export([retain/1, retained/2, trimmed/2, answer_trimming/1]).
 
@@ -17,6 +17,8 @@
 %% Turns of the drain that a forced cut takes first: so all that had been committed before the call is in the fragment,
 %% unless the reader is far behind.
 -define(FORCE_CUT_TURNS, 16).
+%% How long chunks gather before they are drained.
+-define(DRAIN_DELAY_MS, 50).
 %% Those who wait for an offset wait for it.
 -define(TRIM_TIMEOUT_MS, 5000).
 %% A failure that passes with the next attempts is not worth a line in the log.
@@ -62,6 +64,15 @@ drain(#reader{drain = Drain} = Reader) ->
                 {error, Reason, Next} -> drain_failed(Reason, Reader#reader{drain = Next})
             end
     end.
+
+%% @doc Takes the writer's word that something is committed. Drains a moment later, so that a stream with many small chunks is drained in
+%% batches: each time costs the writer two messages and the reader two turns, and nobody waits for a fragment that is still growing.
+-spec announced(reader()) -> reader().
+announced(#reader{draining = true} = Reader) ->
+    Reader;
+announced(Reader) ->
+    _ = erlang:send_after(?DRAIN_DELAY_MS, self(), drain),
+    Reader#reader{draining = true}.
 
 %% @doc Takes what the native library answers about pinned segments.
 -spec pinned(term(), reader()) -> reader().
