@@ -218,7 +218,7 @@ pub(crate) struct Env {
     pub(crate) calm: bool,
     pub(crate) faults: u64,
     most_faults: u64,
-    queue: BTreeMap<(u64, u64), (usize, Event)>,
+    queue: BTreeMap<(u64, u64), (usize, Box<Event>)>,
     next_id: u64,
     /// What the wall clock has shown at most.
     pub(crate) latest_clock: i64,
@@ -353,7 +353,7 @@ impl Env {
     /// An event of another stream.
     pub(crate) fn after_for(&mut self, stream: usize, delay: u64, event: Event) {
         let id = self.fresh();
-        self.queue.insert((self.now + delay, id), (stream, event));
+        self.queue.insert((self.now + delay, id), (stream, Box::new(event)));
     }
 
     /// A message, which takes a moment: those of different senders may overtake each other.
@@ -373,7 +373,7 @@ impl Env {
         self.now = at;
         self.latest_clock = self.latest_clock.max(self.clock());
         self.focus(stream);
-        Some(event)
+        Some(*event)
     }
 
     pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {

@@ -2,6 +2,7 @@
 //! Of one stream; a budget is that of a stream here.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::rc::Rc;
 
 use stream_s3_core::decisions::pins::{
@@ -71,15 +72,23 @@ pub(crate) fn look(env: &mut Env, node: usize) {
             pins.files.entry(firsts[index]).or_insert(file);
         }
     }
-    let starts: BTreeSet<Offset> = pins.files.keys().copied().chain(firsts).collect();
-    let next_start = |at: Offset| starts.iter().find(|start| **start > at).copied();
+    let starts: BTreeSet<Offset> = pins.files.keys().copied().chain(firsts.iter().copied()).collect();
+    let next_start = |at: Offset| {
+        starts
+            .range((Bound::Excluded(at), Bound::Unbounded))
+            .next()
+            .copied()
+    };
     let persisted = pins.persisted;
     pins.files
         .retain(|at, _| !is_superfluous(next_start(*at), persisted));
     let deleted: Vec<(Offset, u64)> = pins
         .files
         .iter()
-        .filter(|(_, file)| !member.segments.iter().any(|other| Rc::ptr_eq(file, other)))
+        .filter(|(at, file)| match firsts.binary_search(at) {
+            Ok(index) => !Rc::ptr_eq(file, &member.segments[index]),
+            Err(_) => true,
+        })
         .map(|(at, file)| (*at, file.borrow().size))
         .collect();
     let sizes: Vec<u64> = deleted.iter().map(|(_, size)| *size).collect();
