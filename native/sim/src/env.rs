@@ -353,7 +353,8 @@ impl Env {
     /// An event of another stream.
     pub(crate) fn after_for(&mut self, stream: usize, delay: u64, event: Event) {
         let id = self.fresh();
-        self.queue.insert((self.now + delay, id), (stream, Box::new(event)));
+        self.queue
+            .insert((self.now + delay, id), (stream, Box::new(event)));
     }
 
     /// A message, which takes a moment: those of different senders may overtake each other.

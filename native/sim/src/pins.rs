@@ -72,7 +72,12 @@ pub(crate) fn look(env: &mut Env, node: usize) {
             pins.files.entry(firsts[index]).or_insert(file);
         }
     }
-    let starts: BTreeSet<Offset> = pins.files.keys().copied().chain(firsts.iter().copied()).collect();
+    let starts: BTreeSet<Offset> = pins
+        .files
+        .keys()
+        .copied()
+        .chain(firsts.iter().copied())
+        .collect();
     let next_start = |at: Offset| {
         starts
             .range((Bound::Excluded(at), Bound::Unbounded))
