@@ -18,6 +18,9 @@ root_of() { printf '%s/roots/%s\n' "$CACHE" "$1"; }
 RSTREAM_VERSION=1.1.1
 rstream_of() { printf '%s/rstream-%s-%s\n' "$CACHE" "$RSTREAM_VERSION" "$1"; }
 
+# Where the server of Prometheus for a flavour is, once .ci/prometheus has put it there.
+prometheus_of() { printf '%s/prometheus-%s\n' "$CACHE" "$1"; }
+
 root_is_ready() {
     local stamp
     stamp="$(root_of "$1")/.recipe"

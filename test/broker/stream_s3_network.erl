@@ -158,11 +158,16 @@ accept_at({Way, Address, Port}) ->
     ok.
 
 accept(Listen, Way, Port, Network) ->
-    {ok, Socket} = gen_tcp:accept(Listen),
-    Relay = spawn(fun() -> relay(Socket, Way, Port, Network) end),
-    ok = gen_tcp:controlling_process(Socket, Relay),
-    Relay ! go,
-    accept(Listen, Way, Port, Network).
+    case gen_tcp:accept(Listen) of
+        {ok, Socket} ->
+            Relay = spawn(fun() -> relay(Socket, Way, Port, Network) end),
+            ok = gen_tcp:controlling_process(Socket, Relay),
+            Relay ! go,
+            accept(Listen, Way, Port, Network);
+        {error, closed} ->
+            %% With the network.
+            ok
+    end.
 
 relay(Socket, Way, Port, Network) ->
     receive
