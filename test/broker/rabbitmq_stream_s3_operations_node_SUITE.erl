@@ -10,7 +10,7 @@
 -export([
     metrics_appear_when_rabbitmq_prometheus_comes_later/1,
     every_metric_is_served_in_sum_and_for_each_stream/1,
-    queries_of_dashboard_and_alerts_select_what_is_served/1,
+    every_query_of_dashboard_and_alerts_finds_what_it_asks_for/1,
     what_is_exported_and_restored_is_the_same_byte_for_byte/1,
     properties_of_both_protocols_are_exported_as_json/1,
     commands_answer_in_json_and_as_text/1,
@@ -32,7 +32,7 @@ all() ->
     [
         metrics_appear_when_rabbitmq_prometheus_comes_later,
         every_metric_is_served_in_sum_and_for_each_stream,
-        queries_of_dashboard_and_alerts_select_what_is_served,
+        every_query_of_dashboard_and_alerts_finds_what_it_asks_for,
         what_is_exported_and_restored_is_the_same_byte_for_byte,
         properties_of_both_protocols_are_exported_as_json,
         commands_answer_in_json_and_as_text,
@@ -195,54 +195,48 @@ value(Name, Labels, Scrape) ->
     #{Name := #{Labels := Value}} = Scrape,
     Value.
 
-%% Every selector names a metric that is there, with labels that it has, and every label that something is summed up by is one.
-queries_of_dashboard_and_alerts_select_what_is_served(Config) ->
-    Broker = ?config(broker, Config),
-    Rows = maps:merge_with(fun(_, A, B) -> maps:merge(A, B) end, scrape(Broker, "/metrics"), scrape(Broker, "/metrics/per-object")),
+%% By Prometheus itself. A comparison leaves nothing where all is well, so each query is also evaluated with comparisons that answer 0 or 1:
+%% then everything that it selects has to be there, with the labels that it is selected and summed up by.
+every_query_of_dashboard_and_alerts_finds_what_it_asks_for(Config) ->
     Root = filename:dirname(filename:dirname(filename:dirname(?FILE))),
     {ok, Dashboard} = file:read_file(filename:join([Root, "docs", "grafana", "rabbitmq_stream_s3.json"])),
-    {ok, Alerts} = file:read_file(filename:join([Root, "docs", "alerts.yml"])),
     #{<<"panels">> := Panels, <<"templating">> := #{<<"list">> := Variables}} = json:decode(Dashboard),
-    {match, Rules} = re:run(Alerts, "^ +expr: (.+)$", [global, multiline, {capture, all_but_first, binary}]),
-    Queries =
-        [Expr || #{<<"targets">> := Targets} <- Panels, #{<<"expr">> := Expr} <- Targets] ++
-            [Definition || #{<<"definition">> := Definition} <- Variables] ++ lists:append(Rules),
-    ?assert(length(Queries) > 50),
-    ?assertEqual([], [{Query, Why} || Query <- Queries, Why <- wrong(Query, Rows)]).
-
-wrong(Query, Rows) ->
-    {match, Selectors} = re:run(Query, "rabbitmq_stream_s3_(\\w+?)(?:_bucket)?\\b(?:{([^}]*)})?", [global, {capture, [1, 2], binary}]),
-    Grouped =
-        case re:run(Query, "by \\(([^)]*)\\)", [{capture, all_but_first, binary}]) of
-            {match, [By]} -> string:lexemes(By, ", ");
-            nomatch -> []
-        end,
-    lists:append([selector(Name, [Label || Label <- matchers(Matchers)], Grouped, Rows) || [Name, Matchers] <- Selectors]).
-
-matchers(Text) ->
-    case re:run(Text, "(\\w+)=~?\"([^\"]*)\"", [global, {capture, all_but_first, binary}]) of
-        {match, Pairs} -> [{Label, Value} || [Label, Value] <- Pairs];
-        nomatch -> []
+    Server = stream_s3_prometheus:start(
+        filename:join(?config(dir, Config), "prometheus"), ?config(broker, Config), filename:join([Root, "docs", "alerts.yml"])
+    ),
+    try
+        ok = stream_s3_tier:await("an evaluation of each rule", ?FOUND_MS, fun() ->
+            [] =:= [Rule || #{<<"health">> := <<"unknown">>} = Rule <- stream_s3_prometheus:rules(Server)]
+        end),
+        Rules = stream_s3_prometheus:rules(Server),
+        ?assert(length(Rules) > 10),
+        ?assertEqual([], [Rule || #{<<"health">> := Health} = Rule <- Rules, Health =/= <<"ok">>]),
+        Queries =
+            [filled_in(Expr) || #{<<"targets">> := Targets} <- Panels, #{<<"expr">> := Expr} <- Targets] ++
+                [selector(Definition) || #{<<"definition">> := Definition} <- Variables] ++ [Query || #{<<"query">> := Query} <- Rules],
+        ?assert(length(Queries) > 60),
+        _ = [stream_s3_prometheus:query(Server, Query) || Query <- Queries],
+        ?assertEqual([], [Query || Query <- Queries, stream_s3_prometheus:query(Server, as_numbers(Query)) =:= []]),
+        %% One that selects nothing would be found.
+        ?assertEqual([], stream_s3_prometheus:query(Server, <<"rabbitmq_stream_s3_streams{job=\"nobody\"}">>))
+    after
+        stream_s3_prometheus:stop(Server)
     end.
 
-selector(Name, Matchers, Grouped, Rows) ->
-    case Rows of
-        #{Name := Of} ->
-            %% These two come from whoever scrapes; a value that begins so is a variable of the dashboard.
-            Wanted = [{L, V} || {L, V} <- Matchers, L =/= <<"job">>, L =/= <<"instance">>],
-            Fits = fun(Labels) ->
-                lists:all(fun({L, V}) -> has(L, V, Labels) end, Wanted) andalso lists:all(fun(L) -> is_map_key(L, Labels) end, Grouped)
-            end,
-            case lists:any(Fits, maps:keys(Of)) of
-                true -> [];
-                false -> [{Name, Wanted, Grouped}]
-            end;
-        #{} ->
-            [{no_such_metric, Name}]
-    end.
+%% As Grafana replaces its variables.
+filled_in(Query) ->
+    Values = [{"$__rate_interval", "1m"}, {"$job", "broker"}, {"$per_object_job", "streams"}, {"$queue", ?QUEUE}],
+    Filled = lists:foldl(fun({Variable, Value}, Acc) -> iolist_to_binary(string:replace(Acc, Variable, Value, all)) end, Query, Values),
+    ?assertEqual(nomatch, binary:match(Filled, <<"$">>)),
+    Filled.
 
-has(Label, <<"$", _/binary>>, Labels) -> is_map_key(Label, Labels);
-has(Label, Value, Labels) -> maps:get(Label, Labels, none) =:= Value.
+%% What Grafana looks for values of a label in: only rows that have it.
+selector(Definition) ->
+    {match, [Name, Label]} = re:run(Definition, "^label_values\\((\\w+), (\\w+)\\)$", [{capture, all_but_first, binary}]),
+    <<Name/binary, "{", Label/binary, "!=\"\"}">>.
+
+as_numbers(Query) ->
+    re:replace(Query, " (==|!=|>=|<=|>|<) ", " \\1 bool ", [global, {return, binary}]).
 
 %% --- export and restore ----------------------------------------------------------------------------------------------
 
