@@ -4,14 +4,16 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::Abortable;
-use shuttle::future::JoinHandle;
+use shuttle::future::{JoinHandle, yield_now};
 
+use crate::pins::Pins;
 use crate::sync::AbortHandle;
 
 /// Starts tasks, and knows all that it has started. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Executor {
     tasks: Tasks,
+    pins: Pins,
 }
 
 /// Where tasks are spawned.
@@ -29,6 +31,23 @@ impl Executor {
     #[must_use]
     pub fn tokio(&self) -> &Tasks {
         &self.tasks
+    }
+
+    /// The segments that are kept open.
+    #[must_use]
+    pub fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    /// Runs `job`, before and after which others may come, as on a thread of its own.
+    ///
+    /// # Errors
+    /// None here.
+    pub async fn read<T>(&self, job: impl FnOnce() -> T) -> Result<T, String> {
+        yield_now().await;
+        let done = job();
+        yield_now().await;
+        Ok(done)
     }
 
     /// Waits until all tasks have ended, those too that are started meanwhile.

@@ -15,14 +15,27 @@ pub mod metrics;
 #[path = "../../runtime/src/panics.rs"]
 #[expect(dead_code, unreachable_pub, reason = "part of it is for others")]
 mod panics;
+pub mod pins;
 #[path = "../../runtime/src/running.rs"]
 mod running;
+#[path = "../../runtime/src/segment.rs"]
+#[expect(dead_code, unreachable_pub, reason = "part of it is for transfers")]
+mod segment;
 pub mod store;
 mod sync;
 pub mod transfer;
 
 pub use executor::Executor;
 pub use running::Running;
+
+/// Tries so many orders of what `world` does, in two ways: with a switch at any step, and with few switches at steps far apart.
+pub fn explore(world: impl Fn() + Copy + Send + Sync + 'static, count: usize) {
+    shuttle::check_random(world, count);
+    shuttle::check_pct(world, count, SWITCHES);
+}
+
+/// Switches of an exploration with few of them.
+const SWITCHES: usize = 3;
 
 /// How many orders an exploration tries: `quick` of them, and many more where `STREAM_S3_DEEP` is set.
 #[must_use]

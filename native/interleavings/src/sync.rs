@@ -33,6 +33,12 @@ impl AbortHandle {
     }
 }
 
+/// Another thread may come here.
+pub(crate) fn point() {
+    // Not a yield, of which some schedulers think that nothing can go on without the others.
+    shuttle::sync::atomic::AtomicBool::new(false).load(Ordering::SeqCst);
+}
+
 std::thread_local! {
     /// Milliseconds. Each exploration runs on one thread, and its clock only has to go on.
     static CLOCK: Cell<u64> = const { Cell::new(0) };

@@ -14,7 +14,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-use super::{Pins, Shared, segment_of};
+use super::files::segment_of;
+use super::registry::{Pins, Shared};
 use crate::panics::caught;
 
 /// Room for some dozens of events at once.
