@@ -9,6 +9,8 @@
 
 -include("rabbitmq_stream_s3.hrl").
 
+-import(stream_s3_wait, [eventually/1]).
+
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_testcase/2, end_per_testcase/2]).
 -export([
     a_stream_whose_leader_moves_is_tiered_without_loss/1,
@@ -103,7 +105,7 @@ a_writers_node_that_is_killed_takes_nothing_with_it(Config) ->
     Env = maps:merge(?ENV, ?config(store, Config)),
     Node = stream_s3_members:start_node(Name, ?config(priv_dir, Config), Env),
     #{writer := Writer, conf := Conf} = Member,
-    {ok, _} = osiris:start_replica(Node, Conf#{leader_pid => Writer}),
+    {ok, _} = stream_s3_osiris:start_replica(Node, Conf#{leader_pid => Writer}),
     ok = call(Node, rabbitmq_stream_s3, reconcile, []),
     ?assertMatch(#{state := not_tiered}, call(Node, rabbitmq_stream_s3, status, [?config(stream, Config)])),
     ok = eventually(fun() -> tail(Node, Config) =:= tail(maps:get(node, Member), Config) end),
@@ -138,7 +140,7 @@ a_replica_that_is_cut_off_and_back_knows_what_is_tiered(Config) ->
     ok = back(C, [A, B]),
     %% What a coordinator does.
     _ = osiris:stop_member(C, Conf),
-    {ok, _} = osiris:start_replica(C, Conf#{leader_pid => Writer}),
+    {ok, _} = stream_s3_osiris:start_replica(C, Conf#{leader_pid => Writer}),
     ok = eventually(fun() ->
         ok = call(C, rabbitmq_stream_s3_replicas, look, []),
         {0, Tiered} = call(A, rabbitmq_stream_s3, get_range, [Stream]),
@@ -164,7 +166,7 @@ a_writer_that_is_cut_off_tiers_nothing_more_and_loses(Config) ->
     [ok = osiris:stop_member(Node, Conf) || Node <- [B, C]],
     Conf2 = Conf#{epoch => 2, leader_node => B, replica_nodes => [C]},
     {ok, NewWriter} = osiris:start_writer(Conf2),
-    {ok, _} = osiris:start_replica(C, Conf2#{leader_pid => NewWriter}),
+    {ok, _} = stream_s3_osiris:start_replica(C, Conf2#{leader_pid => NewWriter}),
     ok = call(B, rabbitmq_stream_s3, reconcile, []),
     Elected = #{node => B, writer => NewWriter, conf => Conf2},
     ok = write(Elected, 20, 40),
@@ -176,7 +178,7 @@ a_writer_that_is_cut_off_tiers_nothing_more_and_loses(Config) ->
     ok = back(A, [B, C]),
     ?assertEqual(Pointer, call(B, stream_s3_world, pointer, [Stream])),
     ok = osiris:stop_member(A, Conf),
-    {ok, _} = osiris:start_replica(A, Conf2#{leader_pid => NewWriter}),
+    {ok, _} = stream_s3_osiris:start_replica(A, Conf2#{leader_pid => NewWriter}),
     ok = write(Elected, 60, 20),
     {80, Bytes} = settled_bucket(Elected, Config),
     ?assertEqual([stream_s3_load:record(N) || N <- lists:seq(0, 79)], records(Bytes)).
@@ -228,7 +230,7 @@ a_deposed_writer_that_goes_on_loses_against_the_new_one(Config) ->
     [{_, Third}, {_, New}] = lists:sort([{tail(Node, Config), Node} || Node <- Others]),
     Conf2 = Conf#{epoch => 2, leader_node => New, replica_nodes => [Old, Third]},
     {ok, NewWriter} = osiris:start_writer(Conf2),
-    {ok, _} = osiris:start_replica(Third, Conf2#{leader_pid => NewWriter}),
+    {ok, _} = stream_s3_osiris:start_replica(Third, Conf2#{leader_pid => NewWriter}),
     ok = call(New, rabbitmq_stream_s3, reconcile, []),
     Elected = #{node => New, writer => NewWriter, conf => Conf2},
     ok = write(Elected, 60, 20),
@@ -309,7 +311,7 @@ move(#{node := Leader, conf := #{epoch := Epoch} = Conf}, Candidates, Config) ->
     [New | _] = [Node || {Tail, Node} <- Logs, Tail =:= Longest, lists:member(Node, Candidates)],
     Conf2 = Conf#{epoch := Epoch + 1, leader_node := New, replica_nodes := ?config(nodes, Config) -- [New]},
     {ok, Writer} = osiris:start_writer(Conf2),
-    [{ok, _} = osiris:start_replica(Node, Conf2#{leader_pid => Writer}) || Node <- Alive, Node =/= New],
+    [{ok, _} = stream_s3_osiris:start_replica(Node, Conf2#{leader_pid => Writer}) || Node <- Alive, Node =/= New],
     ok = call(New, rabbitmq_stream_s3, reconcile, []),
     #{node => New, writer => Writer, conf => Conf2}.
 
@@ -337,21 +339,6 @@ await_some_more(#{node := Node, writer := Writer}, Config) ->
     Offset = call(Node, stream_s3_osiris, next_offset, [Writer]) + 50,
     ?assertEqual(ok, call(Node, rabbitmq_stream_s3_replica_reader, await_offset, [?config(stream, Config), Offset, ?TIMEOUT])),
     ok.
-
-%% Of a status, which nobody announces.
-eventually(IsSo) ->
-    eventually(IsSo, erlang:monotonic_time(millisecond) + ?TIMEOUT).
-
-eventually(IsSo, Deadline) ->
-    case IsSo() of
-        true ->
-            ok;
-        false ->
-            ?assert(erlang:monotonic_time(millisecond) < Deadline),
-            receive
-            after 20 -> eventually(IsSo, Deadline)
-            end
-    end.
 
 %% --- what must hold --------------------------------------------------------------------------------------------------
 

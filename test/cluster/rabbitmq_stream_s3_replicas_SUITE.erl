@@ -6,6 +6,8 @@
 
 -include("rabbitmq_stream_s3.hrl").
 
+-import(stream_s3_wait, [eventually/1]).
+
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_testcase/2, end_per_testcase/2]).
 -export([
     a_replica_knows_what_the_writers_node_has_persisted/1,
@@ -19,7 +21,6 @@
 ]).
 
 -define(SERVER, rabbitmq_stream_s3_replicas).
--define(TIMEOUT, 30000).
 -define(ENV, #{
     store => fs,
     fragment_target_size => 5000,
@@ -165,7 +166,7 @@ replicas_follow_the_next_leader(Config) ->
     [ok = osiris:stop_member(Node, Conf) || Node <- [A, B, C]],
     Conf2 = Conf#{epoch => 2, leader_node => B, replica_nodes => [A, C]},
     {ok, Writer} = osiris:start_writer(Conf2),
-    [{ok, _} = osiris:start_replica(Node, Conf2#{leader_pid => Writer}) || Node <- [A, C]],
+    [{ok, _} = stream_s3_osiris:start_replica(Node, Conf2#{leader_pid => Writer}) || Node <- [A, C]],
     ok = call(B, rabbitmq_stream_s3, reconcile, []),
     [ok = call(Node, ?SERVER, look, []) || Node <- [A, C]],
     Next = [{writer, Writer} | Config],
@@ -208,7 +209,7 @@ each_member_trims_its_own_log_and_keeps_what_is_not_tiered(Config) ->
     [ok = osiris:stop_member(Node, Conf) || Node <- Nodes],
     Conf2 = Conf#{epoch => 2, leader_node => B, replica_nodes => [A, C]},
     {ok, Writer} = osiris:start_writer(Conf2),
-    [{ok, _} = osiris:start_replica(Node, Conf2#{leader_pid => Writer}) || Node <- [A, C]],
+    [{ok, _} = stream_s3_osiris:start_replica(Node, Conf2#{leader_pid => Writer}) || Node <- [A, C]],
     ok = call(B, rabbitmq_stream_s3, reconcile, []),
     Next = [{writer, Writer} | Config],
     ok = write_and_flush(40, Next),
@@ -288,17 +289,3 @@ tell(Node, Stream, {Epoch, News}) ->
 
 call(Node, Module, Function, Args) ->
     stream_s3_members:call(Node, Module, Function, Args).
-
-eventually(IsSo) ->
-    eventually(IsSo, erlang:monotonic_time(millisecond) + ?TIMEOUT).
-
-eventually(IsSo, Deadline) ->
-    case IsSo() of
-        true ->
-            ok;
-        false ->
-            ?assert(erlang:monotonic_time(millisecond) < Deadline),
-            receive
-            after 20 -> eventually(IsSo, Deadline)
-            end
-    end.

@@ -69,7 +69,7 @@ tiering_stops_at_the_committed_offset_while_replicas_are_down_and_resumes_with_t
     ok = tempt(A, Stream),
     ok = assert_not_above(Config, Stream, 50),
 
-    {ok, _} = osiris:start_replica(B, Conf#{leader_pid => Writer}),
+    {ok, _} = stream_s3_osiris:start_replica(B, Conf#{leader_pid => Writer}),
     ok = settle(A, Stream, 75),
     assert_bucket_is_log_of(Config, A, Writer, 75),
     ok = osiris:delete_cluster(Conf#{leader_pid => Writer}).
@@ -86,7 +86,7 @@ chunks_that_an_election_cuts_off_never_reach_the_bucket(Config) ->
     %% The others elect a writer of their own, while the old one and its reader still run, cut off.
     Conf2 = Conf#{epoch => 2, leader_node => B, replica_nodes => [A, C]},
     {ok, New} = osiris:start_writer(Conf2),
-    {ok, _} = osiris:start_replica(C, Conf2#{leader_pid => New}),
+    {ok, _} = stream_s3_osiris:start_replica(C, Conf2#{leader_pid => New}),
     ok = reconcile(B),
     ok = write(B, New, "elected", 40),
     ok = tempt(A, Stream),
@@ -96,7 +96,7 @@ chunks_that_an_election_cuts_off_never_reach_the_bucket(Config) ->
 
     %% The old writer's node comes back as a replica and drops what it had alone.
     ok = osiris:stop_member(A, Conf),
-    {ok, Back} = osiris:start_replica(A, Conf2#{leader_pid => New}),
+    {ok, Back} = stream_s3_osiris:start_replica(A, Conf2#{leader_pid => New}),
     ok = write(B, New, "together", 10),
     ok = settle(B, Stream, 100),
     assert_bucket_is_log_of(Config, B, New, 100),

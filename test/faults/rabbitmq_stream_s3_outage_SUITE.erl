@@ -6,6 +6,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [eventually/1]).
+
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([
     a_store_that_is_away_costs_no_memory_no_record_and_no_patience/1,
@@ -204,18 +206,3 @@ assert_all_there(Stream, Writer, Confirmed, Config) ->
     Numbers = [Number || Chunk <- stream_s3_chunks:all(Remote), <<Number:64, _/binary>> <- stream_s3_chunks:records(Chunk)],
     ?assertEqual([], lists:sort(Confirmed) -- Numbers),
     ok.
-
-%% Of a status, which nobody announces.
-eventually(IsSo) ->
-    eventually(IsSo, erlang:monotonic_time(millisecond) + ?TIMEOUT).
-
-eventually(IsSo, Deadline) ->
-    case IsSo() of
-        true ->
-            ok;
-        false ->
-            ?assert(erlang:monotonic_time(millisecond) < Deadline),
-            receive
-            after 50 -> eventually(IsSo, Deadline)
-            end
-    end.

@@ -4,6 +4,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [eventually/1]).
+
 -compile(nowarn_export_all).
 -compile(export_all).
 
@@ -99,10 +101,10 @@ a_standby_restores_a_snapshot_takes_over_and_uploads_every_segment(Config) ->
     Seqs = lists:seq(1, 50),
     [ok = seal([Leader, Other], Run, Seq) || Seq <- Seqs],
     ?assertEqual([], query([Leader, Other], fun ?STATE:acknowledged/1)),
-    ok = until(fun() -> stream_s3_store_faults:count(Server, put) > 3 end),
+    ok = eventually(fun() -> stream_s3_store_faults:count(Server, put) > 3 end),
     %% The standby missed all of it.
     ok = come_back(Standby, Config),
-    ok = until(fun() ->
+    ok = eventually(fun() ->
         _ = ?MEMBERS:call(Leader, ?RA, hand_over, [Leader, Standby]),
         ?MEMBERS:call(Leader, ?RA, leader, [Nodes]) =:= Standby
     end),
@@ -113,7 +115,7 @@ a_standby_restores_a_snapshot_takes_over_and_uploads_every_segment(Config) ->
     [?assertEqual({ok, content(Run, Seq)}, ?MEMBERS:call(Standby, ?UPLOADER, read, [Run, Seq])) || Seq <- Seqs],
     %% And it is the new owner who purges.
     ok = command([Standby, Other], {purge, Run}),
-    ok = until(fun() -> query([Standby, Other], fun ?STATE:runs/1) =:= [] end),
+    ok = eventually(fun() -> query([Standby, Other], fun ?STATE:runs/1) =:= [] end),
     Prefix = ?MEMBERS:call(Standby, rabbitmq_stream_s3_store, history_prefix, [all]),
     ?assertMatch({ok, #{objects := []}}, ?MEMBERS:call(Standby, rabbitmq_stream_s3_store, list, [Prefix, undefined, 10, ?TIMEOUT])).
 
@@ -137,17 +139,4 @@ command(Nodes, Command) -> ?RA:command(Nodes, Command).
 query(Nodes, Query) -> ?RA:query(Nodes, Query).
 
 all_uploaded(Nodes) ->
-    until(fun() -> query(Nodes, fun(State) -> ?STATE:pending(start, 1, State) end) =:= #{entries => [], next => done} end).
-
-until(Is) -> until(Is, erlang:monotonic_time(millisecond) + ?TIMEOUT).
-
-until(Is, Deadline) ->
-    case Is() of
-        true ->
-            ok;
-        false ->
-            erlang:monotonic_time(millisecond) < Deadline orelse error(never),
-            receive
-            after 50 -> until(Is, Deadline)
-            end
-    end.
+    eventually(fun() -> query(Nodes, fun(State) -> ?STATE:pending(start, 1, State) end) =:= #{entries => [], next => done} end).

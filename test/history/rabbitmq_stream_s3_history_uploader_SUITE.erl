@@ -4,6 +4,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [eventually/1]).
+
 -compile(nowarn_export_all).
 -compile(export_all).
 
@@ -165,7 +167,7 @@ outage_backlog_gauges_growing_then_draining(Config) ->
             ok = ?HOST:commit(Host, {open, Run}),
             ok = ?HOST:commit(Host, {seal, Run, Seq, content(Run, Seq), now_ms() - Hour}),
             ok = ?UPLOADER:sealed(Uploader, Run, #{size => byte_size(content(Run, Seq)), sealed_ms => now_ms() - Hour}),
-            ok = until(fun() -> {gauge(history_upload_backlog_segments), gauge(history_upload_backlog_bytes)} =:= {Seq, Sizes(Seq)} end)
+            ok = eventually(fun() -> {gauge(history_upload_backlog_segments), gauge(history_upload_backlog_bytes)} =:= {Seq, Sizes(Seq)} end)
         end,
         lists:seq(1, 20)
     ),
@@ -174,7 +176,7 @@ outage_backlog_gauges_growing_then_draining(Config) ->
     ?assertMatch(#{retryable_error := N} when N > 0, counted(Config)),
     ok = stream_s3_store_faults:clear(server(Config)),
     ok = all_uploaded(Host),
-    ok = until(fun() -> gauge(history_upload_backlog_segments) =:= 0 end),
+    ok = eventually(fun() -> gauge(history_upload_backlog_segments) =:= 0 end),
     ?assertEqual({0, 0.0}, {gauge(history_upload_backlog_bytes), gauge(history_upload_oldest_sealed_age_seconds)}),
     ?assertMatch(#{uploaded := 20}, counted(Config)).
 
@@ -221,8 +223,8 @@ purging_runs(Config) ->
     end),
     ok = fault(Config, #{op => put, key => "*-late/*", do => stall}),
     Uploader = start(Host, #{}),
-    ok = until(fun() -> maps:get(gone, counted(Config), 0) =:= 1 end),
-    ok = until(fun() -> maps:get(storing, maps:get(runs, ?UPLOADER:status(Uploader)), 0) =:= 1 end),
+    ok = eventually(fun() -> maps:get(gone, counted(Config), 0) =:= 1 end),
+    ok = eventually(fun() -> maps:get(storing, maps:get(runs, ?UPLOADER:status(Uploader)), 0) =:= 1 end),
     ?assertEqual(1, gauge(history_upload_backlog_segments)),
     ok = ?HOST:commit_all(Host, [{purge, Run}, {purge, Late}]),
     ok = ?UPLOADER:purge(Uploader, Late),
@@ -245,10 +247,10 @@ a_permanent_rejection_during_a_purge_is_retried(Config) ->
     ok = ?HOST:commit(Host, {purge, Run}),
     ok = ?UPLOADER:purge(Uploader, Run),
     Waits = fun() -> is_integer(pause_ms(Run)) andalso pause_ms(Run) > 30000 end,
-    ok = until(Waits),
+    ok = eventually(Waits),
     %% Not before its time.
     run_process(Run) ! wake,
-    ok = until(Waits),
+    ok = eventually(Waits),
     ?assertEqual([Run], ?STATE:runs(?HOST:state(Host))),
     case os:getenv("STREAM_S3_DEEP") of
         false ->
@@ -284,10 +286,10 @@ a_stopping_owner_abandons_its_pending_write_before_the_new_owner_purges(Config) 
     ok = fault(Config, #{op => put, key => "*/history/*", do => stall}),
     Stalled = stream_s3_store_faults:count(server(Config), put),
     Old = start(Host, #{}),
-    ok = until(fun() -> stream_s3_store_faults:count(server(Config), put) > Stalled end),
+    ok = eventually(fun() -> stream_s3_store_faults:count(server(Config), put) > Stalled end),
     ?assertMatch(#{permits := 1}, ?UPLOADER:status(Old)),
     ok = ?UPLOADER:stop(Old),
-    ok = until(fun() -> rabbitmq_stream_s3_nif:history_body_bytes() =:= 0 end),
+    ok = eventually(fun() -> rabbitmq_stream_s3_nif:history_body_bytes() =:= 0 end),
     ok = stream_s3_store_faults:clear(server(Config)),
     New = start(Host, #{}),
     ok = ?HOST:commit(Host, {purge, Run}),
@@ -370,7 +372,7 @@ permanent_failures_are_retried_only_by_the_rescan_including_10_rapid_seals(Confi
             ok = seal(Host, Run, [1]),
             ok = ?UPLOADER:sealed(Uploader, Run, #{size => 1, sealed_ms => now_ms()}),
             Blocked = fun() -> maps:get(blocked, maps:get(runs, ?UPLOADER:status(Uploader)), 0) =:= 1 end,
-            ok = until(Blocked),
+            ok = eventually(Blocked),
             lists:foreach(
                 fun(Seq) ->
                     ok = seal(Host, Run, [Seq]),
@@ -378,15 +380,15 @@ permanent_failures_are_retried_only_by_the_rescan_including_10_rapid_seals(Confi
                 end,
                 lists:seq(2, 11)
             ),
-            ok = until(fun() -> gauge(history_upload_backlog_segments) =:= 11 end),
+            ok = eventually(fun() -> gauge(history_upload_backlog_segments) =:= 11 end),
             true = Blocked(),
             ?assertEqual(Before + 1, maps:get(permanent_error, counted(Config))),
             %% The scan tries once more.
             ok = ?UPLOADER:rescan(Uploader),
-            ok = until(fun() -> maps:get(permanent_error, counted(Config)) =:= Before + 2 end),
+            ok = eventually(fun() -> maps:get(permanent_error, counted(Config)) =:= Before + 2 end),
             ok = stream_s3_store_faults:clear(server(Config)),
             ok = ?HOST:hook(Host, fun(_, _) -> go_on end),
-            ok = until(Blocked),
+            ok = eventually(Blocked),
             ok = ?UPLOADER:rescan(Uploader),
             ok = all_uploaded(Host),
             ok = nothing_left(Uploader),
@@ -418,7 +420,7 @@ a_corrupt_run_does_not_stop_the_rescan(Config) ->
     Uploader = start(Host, #{page_size => 2}),
     ok = ?HOST:await(Host, fun(State) -> length(?STATE:acknowledged(State)) =:= 6 end),
     ?assertEqual([First, Last], lists:usort([Run || {Run, _} <- ?STATE:acknowledged(?HOST:state(Host))])),
-    ok = until(fun() -> not maps:get(scanning, ?UPLOADER:status(Uploader)) end),
+    ok = eventually(fun() -> not maps:get(scanning, ?UPLOADER:status(Uploader)) end),
     ?assertMatch(#{rescan_errors := 1, uploaded := 6}, counted(Config)),
     ok = ?HOST:hook(Host, fun(_, _) -> go_on end),
     ok = ?UPLOADER:rescan(Uploader),
@@ -496,7 +498,7 @@ a_read_failure_never_writes(Config) ->
         end,
         Answers
     ),
-    ok = until(fun() -> maps:get(permanent_error, counted(Config), 0) =:= 1 end),
+    ok = eventually(fun() -> maps:get(permanent_error, counted(Config), 0) =:= 1 end),
     ?assertMatch(#{retryable_error := 3}, counted(Config)),
     ?assertEqual([], keys(Run)).
 
@@ -544,7 +546,7 @@ a_store_that_does_not_answer_at_the_start_is_waited_for(Config) ->
     ok = seal(Host, Run, [1]),
     ok = fault(Config, #{op => put, do => status, status => 503}),
     Uploader = start(Host, #{}),
-    ok = until(fun() -> maps:get(waiting, ?UPLOADER:status(Uploader)) =:= 1 end),
+    ok = eventually(fun() -> maps:get(waiting, ?UPLOADER:status(Uploader)) =:= 1 end),
     ?assertMatch(#{proven := false, permits := 0}, ?UPLOADER:status(Uploader)),
     ok = stream_s3_store_faults:clear(server(Config)),
     ok = all_uploaded(Host),
@@ -581,14 +583,14 @@ a_rescan_of_100000_segments_of_1000_runs_takes_less_than_a_second(Config) ->
     %% Nothing is uploaded: this is about the scan.
     ok = fault(Config, #{op => put, do => status, status => 503}),
     Uploader = start(Host, #{}),
-    ok = until(fun() -> gauge(history_upload_backlog_segments) =:= 100000 end),
-    ok = until(fun() -> not maps:get(scanning, ?UPLOADER:status(Uploader)) end),
+    ok = eventually(fun() -> gauge(history_upload_backlog_segments) =:= 100000 end),
+    ok = eventually(fun() -> not maps:get(scanning, ?UPLOADER:status(Uploader)) end),
     Times = [
         begin
             #{scans := Scans} = ?UPLOADER:status(Uploader),
             {Us, ok} = timer:tc(fun() ->
                 ok = ?UPLOADER:rescan(Uploader),
-                until(fun() ->
+                eventually(fun() ->
                     #{scans := Now, scanning := Scanning} = ?UPLOADER:status(Uploader),
                     Now > Scans andalso not Scanning
                 end)
@@ -735,20 +737,7 @@ block(Host, Function, Fun) ->
 
 %% No run has anything to do.
 nothing_left(Uploader) ->
-    until(fun() -> maps:get(runs, ?UPLOADER:status(Uploader)) =:= #{} end).
-
-until(Is) -> until(Is, erlang:monotonic_time(millisecond) + ?TIMEOUT).
-
-until(Is, Deadline) ->
-    case Is() of
-        true ->
-            ok;
-        false ->
-            erlang:monotonic_time(millisecond) < Deadline orelse error({never, [sys:get_state(Pid) || Pid <- processes(), is_run(Pid)], counters()}),
-            receive
-            after 5 -> until(Is, Deadline)
-            end
-    end.
+    eventually(fun() -> maps:get(runs, ?UPLOADER:status(Uploader)) =:= #{} end).
 
 fault(Config, Rule) -> stream_s3_store_faults:add(server(Config), [Rule]).
 

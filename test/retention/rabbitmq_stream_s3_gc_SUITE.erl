@@ -6,6 +6,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [eventually/2, kill/1]).
+
 -compile(nowarn_export_all).
 -compile(export_all).
 
@@ -544,24 +546,3 @@ old_enough(Config) ->
 verify(Config) ->
     {Pointer, _} = stream_s3_world:pointer(?config(stream, Config)),
     stream_s3_cli:verify(stream_s3_world:store(?config(world, Config)), ?config(stream, Config), Pointer).
-
-eventually(Expected, Fun) ->
-    eventually(Expected, Fun, erlang:monotonic_time(millisecond) + ?TIMEOUT).
-
-eventually(Expected, Fun, Deadline) ->
-    case Fun() of
-        Expected ->
-            ok;
-        Other ->
-            ?assert(erlang:monotonic_time(millisecond) < Deadline, Other),
-            receive
-            after 20 -> eventually(Expected, Fun, Deadline)
-            end
-    end.
-
-kill(Pid) ->
-    Monitor = monitor(process, Pid),
-    exit(Pid, kill),
-    receive
-        {'DOWN', Monitor, process, Pid, _} -> ok
-    end.

@@ -6,6 +6,8 @@
 -include_lib("kernel/include/file.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [eventually/2]).
+
 -compile(nowarn_export_all).
 -compile(export_all).
 
@@ -393,17 +395,3 @@ tiered_records(Config) ->
 
 counters(Config) ->
     rabbitmq_stream_s3_counters:get({stream, ?config(stream, Config)}).
-
-eventually(Expected, Fun) ->
-    eventually(Expected, Fun, erlang:monotonic_time(millisecond) + ?TIMEOUT).
-
-eventually(Expected, Fun, Deadline) ->
-    case Fun() of
-        Expected ->
-            ok;
-        Other ->
-            ?assert(erlang:monotonic_time(millisecond) < Deadline, Other),
-            receive
-            after 20 -> eventually(Expected, Fun, Deadline)
-            end
-    end.

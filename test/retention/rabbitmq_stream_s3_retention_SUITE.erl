@@ -6,6 +6,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [eventually/2, kill/1]).
+
 -compile(nowarn_export_all).
 -compile(export_all).
 
@@ -483,20 +485,6 @@ verify(Config) ->
     {Pointer, _} = stream_s3_world:pointer(Stream),
     stream_s3_cli:verify(stream_s3_world:store(?config(world, Config)), Stream, Pointer).
 
-eventually(Expected, Fun) ->
-    eventually(Expected, Fun, erlang:monotonic_time(millisecond) + ?TIMEOUT).
-
-eventually(Expected, Fun, Deadline) ->
-    case Fun() of
-        Expected ->
-            ok;
-        Other ->
-            ?assert(erlang:monotonic_time(millisecond) < Deadline, Other),
-            receive
-            after 20 -> eventually(Expected, Fun, Deadline)
-            end
-    end.
-
 %% Over several looks of the reader.
 nothing_changes(Fun) ->
     Value = Fun(),
@@ -507,10 +495,3 @@ nothing_changes(Fun) ->
      || _ <- lists:seq(1, 15)
     ],
     ok.
-
-kill(Pid) ->
-    Monitor = monitor(process, Pid),
-    exit(Pid, kill),
-    receive
-        {'DOWN', Monitor, process, Pid, _} -> ok
-    end.

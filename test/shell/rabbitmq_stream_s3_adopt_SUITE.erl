@@ -5,6 +5,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [eventually/1]).
+
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_testcase/2, end_per_testcase/2]).
 -export([
     a_metadata_store_that_was_lost_is_rebuilt_and_tiering_goes_on/1,
@@ -239,18 +241,3 @@ next_writer(Epoch, Config) ->
 
 counters(Config) ->
     rabbitmq_stream_s3_counters:get({stream, ?config(stream, Config)}).
-
-%% Of what nobody announces.
-eventually(IsSo) ->
-    eventually(IsSo, erlang:monotonic_time(millisecond) + ?TIMEOUT).
-
-eventually(IsSo, Deadline) ->
-    case IsSo() of
-        true ->
-            ok;
-        false ->
-            ?assert(erlang:monotonic_time(millisecond) < Deadline),
-            receive
-            after 20 -> eventually(IsSo, Deadline)
-            end
-    end.

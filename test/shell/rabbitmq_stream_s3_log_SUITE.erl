@@ -4,6 +4,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [kill/1]).
+
 -compile(nowarn_export_all).
 -compile(export_all).
 
@@ -280,11 +282,4 @@ heard() ->
             ?assert(?LOG:listened(Message)),
             ok
     after ?TIMEOUT -> error(not_told)
-    end.
-
-kill(Pid) ->
-    Monitor = monitor(process, Pid),
-    exit(Pid, kill),
-    receive
-        {'DOWN', Monitor, process, Pid, _} -> ok
     end.

@@ -5,6 +5,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [eventually/1]).
+
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_testcase/2, end_per_testcase/2]).
 -export([
     a_scrape_waits_for_no_process/1,
@@ -15,7 +17,6 @@
 ]).
 
 -define(REGISTRIES, [default, 'per-object']).
--define(FOUND_MS, 20000).
 -define(SCRAPE_MS, 2000).
 -define(ENV, #{fragment_target_size => 10000, persist_interval_ms => 50, rebalance_threshold => 4, persist_threshold => 4}).
 
@@ -78,16 +79,7 @@ the_collector_is_registered_again_when_the_registry_has_been_away(_Config) ->
 
 await_registration() ->
     Is = fun(Registry) -> prometheus_registry:collector_registeredp(Registry, rabbitmq_stream_s3_prometheus) end,
-    wait_until(fun() -> lists:all(Is, ?REGISTRIES) end, erlang:monotonic_time(millisecond) + ?FOUND_MS).
-
-wait_until(Fun, Until) ->
-    case {Fun(), erlang:monotonic_time(millisecond) < Until} of
-        {true, _} ->
-            ok;
-        {false, true} ->
-            timer:sleep(50),
-            wait_until(Fun, Until)
-    end.
+    eventually(fun() -> lists:all(Is, ?REGISTRIES) end).
 
 a_scrape_without_the_application_tells_of_no_stream_and_is_no_error(_Config) ->
     ok = stream_s3_world:stop_application(),

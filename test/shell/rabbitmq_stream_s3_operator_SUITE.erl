@@ -5,6 +5,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [eventually/1]).
+
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_testcase/2, end_per_testcase/2]).
 -export([
     a_paused_stream_is_tiered_no_further_until_it_is_resumed/1,
@@ -20,7 +22,6 @@
     a_stall_is_told_with_its_cause/1
 ]).
 
--define(TIMEOUT, 20000).
 %% Nothing is cut or persisted unless somebody asks for it.
 -define(ENV, #{
     fragment_target_size => 67108864,
@@ -282,17 +283,3 @@ printed() ->
     ok = rabbitmq_stream_s3:print_status(),
     ok = ct:capture_stop(),
     lists:flatten(ct:capture_get()).
-
-eventually(IsSo) ->
-    eventually(IsSo, erlang:monotonic_time(millisecond) + ?TIMEOUT).
-
-eventually(IsSo, Deadline) ->
-    case IsSo() of
-        true ->
-            ok;
-        false ->
-            ?assert(erlang:monotonic_time(millisecond) < Deadline),
-            receive
-            after 20 -> eventually(IsSo, Deadline)
-            end
-    end.

@@ -6,6 +6,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [eventually/2, kill/1]).
+
 -compile(nowarn_export_all).
 -compile(export_all).
 
@@ -605,24 +607,3 @@ answer({Pid, Monitor}) ->
 %% A supervisor restarts it; nobody tells when.
 await_reader(Stream) ->
     eventually(true, fun() -> is_pid(rabbitmq_stream_s3_registry:whereis(Stream)) end).
-
-eventually(Expected, Fun) ->
-    eventually(Expected, Fun, erlang:monotonic_time(millisecond) + ?TIMEOUT).
-
-eventually(Expected, Fun, Deadline) ->
-    case Fun() of
-        Expected ->
-            ok;
-        Other ->
-            ?assert(erlang:monotonic_time(millisecond) < Deadline, Other),
-            receive
-            after 20 -> eventually(Expected, Fun, Deadline)
-            end
-    end.
-
-kill(Pid) ->
-    Monitor = monitor(process, Pid),
-    exit(Pid, kill),
-    receive
-        {'DOWN', Monitor, process, Pid, _} -> ok
-    end.

@@ -4,6 +4,8 @@
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
 
+-import(stream_s3_wait, [eventually/1]).
+
 -compile(nowarn_export_all).
 -compile(export_all).
 
@@ -69,7 +71,7 @@ requests_under_way_are_not_disturbed(Config) ->
     Served = stream_s3_store_faults:requests(Server, put),
     ok = stream_s3_store_faults:add(Server, [#{op => put, key => "rabbitmq/slow", do => delay, ms => 1500, count => 1}]),
     ok = rabbitmq_stream_s3_nif:store_put(Before, self(), slow, <<"rabbitmq/slow">>, <<"body">>, #{}),
-    until(fun() -> stream_s3_store_faults:requests(Server, put) > Served end),
+    eventually(fun() -> stream_s3_store_faults:requests(Server, put) > Served end),
     set(#{region => <<"eu-north-1">>}),
     ?assertEqual(ok, ?APP:reload_store()),
     ?assertNotEqual(Before, ?STORE:handle()),
@@ -110,7 +112,7 @@ unchanged_settings_keep_the_handle(_Config) ->
     Before = ?STORE:handle(),
     Probes = probes(),
     ok = ?STORE:probe(),
-    until(fun() -> probes() > Probes end),
+    eventually(fun() -> probes() > Probes end),
     ?assertMatch(#{state := accessible}, ?STORE:status()),
     ?assertEqual(Before, ?STORE:handle()),
     %% Asked for, it is opened again: a certificate may be another one in the same file.
@@ -132,7 +134,7 @@ start() ->
     {ok, _} = ?STORE:start_link().
 
 becomes(State) ->
-    until(fun() -> map_get(state, ?STORE:status()) =:= State end),
+    eventually(fun() -> map_get(state, ?STORE:status()) =:= State end),
     ?assertEqual(bucket_accessible(State), map_get(bucket_accessible, ?STORE:metrics())),
     ?STORE:status().
 
@@ -143,16 +145,3 @@ probes() ->
     #{durations := Rows} = ?STORE:metrics(),
     {probe, _, _, Count} = lists:keyfind(probe, 1, Rows),
     Count.
-
-until(Holds) ->
-    until(Holds, erlang:monotonic_time(millisecond) + ?WAIT).
-
-until(Holds, Deadline) ->
-    case Holds() of
-        true ->
-            ok;
-        false ->
-            erlang:monotonic_time(millisecond) < Deadline orelse error(never),
-            timer:sleep(10),
-            until(Holds, Deadline)
-    end.

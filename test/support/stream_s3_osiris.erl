@@ -3,7 +3,7 @@
 -module(stream_s3_osiris).
 
 -export([start/1, stop/0]).
--export([config/1, config/2, start_stream/1, writer/1, dir/1, next_offset/1, committed_chunk_id/1, last_chunk_id/1]).
+-export([config/1, config/2, start_stream/1, start_replica/2, writer/1, dir/1, next_offset/1, committed_chunk_id/1, last_chunk_id/1]).
 -export([write/2, write_chunk/2, write_all/4]).
 
 %% Far above what any write of these tests takes.
@@ -57,6 +57,15 @@ writer(Name) ->
     case [Pid || {N, Pid, _, _} <- supervisor:which_children(osiris_server_sup), N =:= Name, is_pid(Pid)] of
         [Pid] -> Pid;
         [] -> undefined
+    end.
+
+%% @doc Starts a replica on a node, as often as the writer's retention deletes a segment that it was about to begin with.
+-spec start_replica(node(), map()) -> {ok, pid()} | {error, term()}.
+start_replica(Node, Conf) ->
+    try
+        osiris:start_replica(Node, Conf)
+    catch
+        exit:{{bad_return_value, missing_file}, _Call} -> start_replica(Node, Conf)
     end.
 
 %% @doc The directory of a stream's segment files on this node. Of a string or a binary, as osiris has it.
