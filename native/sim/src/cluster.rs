@@ -438,7 +438,10 @@ impl Cluster {
         self.epoch += 1;
         for index in &voters {
             self.members[*index].writer = None;
-            self.members[*index].joined = false;
+        }
+        // Those that are out of touch, too: what they have says nothing to a writer that they do not know.
+        for member in &mut self.members {
+            member.joined = false;
         }
         self.leader = Some(winner);
         let id = self.next_writer;
@@ -531,5 +534,54 @@ fn new_chunk(rng: &mut Rng, id: u64, epoch: u64, clock: i64) -> StoredChunk {
         timestamp: clock,
         data_size: header.data_size,
         bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found at seed 123792: two logs became one where a chunk of the new writer happened to begin at the end of the old log.
+    #[test]
+    fn a_member_that_was_out_of_touch_in_an_election_follows_the_new_writer_only_once_it_has_joined()
+     {
+        let mut rng = Rng::new(1);
+        let mut cluster = Cluster::new(1_000);
+        assert!(cluster.elect(0, 0).is_some_and(|(leader, _)| leader == 2));
+        cluster.join(0);
+        cluster.join(1);
+        for _ in 0..30 {
+            cluster.write(&mut rng, 0, 0);
+        }
+        cluster.replicate(0, 30);
+        let known = cluster.members[0].range().next;
+        assert!(known > 0 && cluster.acknowledged(0) > 0);
+        cluster.members[0].cut_off = true;
+        cluster.crash(2, false);
+        cluster.members[2].up = true;
+        cluster.members[2].truncate(0);
+        assert!(cluster.elect(0, 0).is_some_and(|(leader, _)| leader == 2));
+        cluster.join(1);
+        for _ in 0..60 {
+            cluster.write(&mut rng, 0, 0);
+        }
+        cluster.members[0].cut_off = false;
+        assert_eq!(cluster.acknowledged(0), 0);
+        assert!(
+            !cluster.replicate(0, 60),
+            "nothing is committed by what it has"
+        );
+        assert_eq!(cluster.members[0].range().next, known);
+        cluster.join(0);
+        assert!(cluster.replicate(0, 60));
+        let epochs: Vec<u64> = cluster.members[0]
+            .chunks()
+            .iter()
+            .map(|c| c.epoch)
+            .collect();
+        assert!(
+            !epochs.is_empty() && epochs.iter().all(|epoch| *epoch == 2),
+            "{epochs:?}"
+        );
     }
 }

@@ -48,6 +48,7 @@ found! {
     bytes_take_their_time_at_the_slowest_rate_before_a_world_rests: 63_521,
     what_counts_as_true_since_nobody_could_tell_still_does_after_another_election: 74_804,
     a_log_that_comes_back_is_known_as_a_whole_where_a_chunk_reached_across_its_beginning: 86_378,
+    a_member_that_was_out_of_touch_in_an_election_does_not_go_on_as_if_it_had_joined: 123_792,
 }
 
 macro_rules! twins {
