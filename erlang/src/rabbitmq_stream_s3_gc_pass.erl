@@ -243,10 +243,14 @@ stream(Key, #view{facts = {live, #{root := {{Uid, Epoch}, _}, discarded := Disca
         root_age_ms => age(Stored, Now),
         next_offset => Next,
         listed => is_listed(rabbitmq_stream_s3_store:parse_key(Key), Listed),
-        discarded_ms => age(Discarded, Now)
+        discarded => discarded(Discarded, Now)
     }};
 stream(_Key, #view{facts = Facts}, _Now) ->
     Facts.
+
+discarded({AtMs, Epoch}, Now) when is_integer(AtMs) -> {age(AtMs, Now), Epoch};
+discarded({undefined, _Epoch}, _Now) -> undefined;
+discarded(none, _Now) -> undefined.
 
 is_listed(_Parsed, unknown) -> undefined;
 is_listed({fragment, _, Offset, Uid}, Listed) -> is_map_key({?MANIFEST_KIND_FRAGMENT, Offset, Uid}, Listed);

@@ -3,7 +3,8 @@
 %%
 %% `[rabbitmq, rabbitmq_stream_s3, StreamId]' is a stream's container. In a broker it lives as long as the stream's queue.
 %% Below it are `anchor', without which no manifest can be created, and `manifest' with `{Uid, Epoch}' of the current root. A
-%% stream whose tier was discarded has `discarded', too: when that was, for the garbage collection.
+%% stream that has been persisted has `discarded', too, for the garbage collection: `{AtMs, Epoch}', when its tier was discarded
+%% (`undefined': it never was), and the epoch of the last writer.
 %% The revision is the payload version of `manifest'.
 %%
 %% All calls block and take a limit in milliseconds; make them in a process that may wait.
@@ -13,7 +14,7 @@
 
 -export([start/0, stop/0, store_id/0, in_broker/0]).
 -export([anchor/3, get/1, get/2, put/3, put/4, delete/2, streams/1]).
--export([discard/3, tier/2, leads/0]).
+-export([claim_discards/3, discard/4, tier/2, leads/0]).
 -export_type([entry/0, revision/0, tier/0]).
 
 -define(OWN_STORE, rabbitmq_stream_s3_metadata).
@@ -24,8 +25,7 @@
 -type stream_id() :: binary().
 -type entry() :: {Uid :: 0..16#FFFFFFFF, Epoch :: non_neg_integer()}.
 -type revision() :: non_neg_integer().
-%% discarded: milliseconds since the Unix epoch.
--type tier() :: #{root := {entry(), revision()} | none, discarded := integer() | none}.
+-type tier() :: #{root := {entry(), revision()} | none, discarded := rabbitmq_stream_s3_nif:discard_note() | none}.
 
 %% --- the store -------------------------------------------------------------------------------------------------------
 
@@ -223,13 +223,50 @@ streams(Timeout) ->
         {error, Other} -> {error, Other}
     end.
 
-%% @doc Remembers when the tier of a stream was discarded, in milliseconds since the Unix epoch: objects stored before that belong
-%% to it, unless the manifest lists them. To be called before the manifest that takes its place is put.
--spec discard(stream_id(), AtMs :: integer(), timeout()) -> ok | {error, not_found | term()}.
-discard(StreamId, AtMs, Timeout) ->
-    Path = existing(StreamId) ++ [discarded],
-    case call(fun(Left) -> khepri_adv:put(store_id(), Path, AtMs, options(#{}, Left)) end, until(Timeout)) of
+%% @doc Takes the note of discarded tiers over for the writer of an epoch: from then on no earlier writer can note anything. To be called before
+%% that writer uploads anything that goes on from a manifest. Two calls, one if it has been done before.
+-spec claim_discards(stream_id(), Epoch, timeout()) -> ok | {error, {fenced, Epoch} | not_found | term()} when Epoch :: non_neg_integer().
+claim_discards(StreamId, Epoch, Timeout) ->
+    claim_until(StreamId, Epoch, until(Timeout)).
+
+claim_until(StreamId, Epoch, Until) ->
+    Path = discarded(StreamId),
+    Read = fun(Left) -> khepri_adv:get(store_id(), Path, #{favor => consistency, timeout => Left}) end,
+    case call(Read, Until) of
+        {ok, Answer} -> claim(maps:get(data, props(Answer, Path)), StreamId, Epoch, Until);
+        {error, {khepri, node_not_found, _}} -> claim(undefined, StreamId, Epoch, Until);
+        {error, Other} -> {error, Other}
+    end.
+
+claim(Note, StreamId, Epoch, Until) ->
+    case rabbitmq_stream_s3_nif:claim_discard(Note, Epoch, erlang:system_time(millisecond)) of
+        own ->
+            ok;
+        {take_over, Mine} ->
+            case put_note(StreamId, Mine, is_still(Note), Until) of
+                %% Somebody was faster.
+                {error, conflict} -> claim_until(StreamId, Epoch, Until);
+                Answer -> Answer
+            end;
+        {fenced, Later} ->
+            {error, {fenced, Later}}
+    end.
+
+is_still(undefined) -> #if_node_exists{exists = false};
+is_still(Note) -> #if_data_matches{pattern = Note}.
+
+%% @doc Notes when the writer of an epoch has discarded the stream's tier, in milliseconds since the Unix epoch: objects stored before that belong
+%% to it, unless the manifest lists them. To be called before the manifest that takes its place is put. A conflict: a later writer has the note.
+-spec discard(stream_id(), AtMs :: integer(), Epoch :: non_neg_integer(), timeout()) -> ok | {error, conflict | not_found | term()}.
+discard(StreamId, AtMs, Epoch, Timeout) ->
+    NotFenced = #if_data_matches{pattern = {'_', '$1'}, conditions = [{'=<', '$1', Epoch}]},
+    put_note(StreamId, {AtMs, Epoch}, #if_any{conditions = [#if_node_exists{exists = false}, NotFenced]}, until(Timeout)).
+
+put_note(StreamId, Note, Condition, Until) ->
+    Path = existing(StreamId) ++ [#if_all{conditions = [discarded, Condition]}],
+    case call(fun(Left) -> khepri_adv:put(store_id(), Path, Note, options(#{}, Left)) end, Until) of
         {ok, _} -> ok;
+        {error, {khepri, mismatching_node, #{node_is_target := true}}} -> {error, conflict};
         {error, {khepri, node_not_found, _}} -> {error, not_found};
         {error, Other} -> {error, Other}
     end.
@@ -256,7 +293,7 @@ tier_of(Path, Nodes) ->
         end,
     Discarded =
         case maps:get(Path ++ [discarded], Nodes, none) of
-            #{data := AtMs} -> AtMs;
+            #{data := {_AtMs, _Of} = Note} -> Note;
             none -> none
         end,
     #{root => Root, discarded => Discarded}.
@@ -284,6 +321,9 @@ container(StreamId) ->
 
 manifest(StreamId) ->
     container(StreamId) ++ [manifest].
+
+discarded(StreamId) ->
+    container(StreamId) ++ [discarded].
 
 %% Without the condition Khepri would create a missing container on the way, one that no deletion of a queue takes along.
 existing(StreamId) ->

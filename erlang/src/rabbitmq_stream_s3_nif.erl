@@ -25,7 +25,7 @@
 -export([manifest_encode_root/1, manifest_decode_root/1, manifest_encode_group/2, manifest_decode_group/1]).
 -export([manifest_lookup_offset/2, manifest_lookup_timestamp/2, manifest_evaluate_remote_retention/3, manifest_resume/2]).
 -export([chunk_is_committed/2, compare_log/2, start_on_other_timeline/2, check_timeline/2, check_beginning/2, check_continuation/2, error_class/1]).
--export([resolve_manifest/3, resolve_root/2]).
+-export([resolve_manifest/3, resolve_root/2, claim_discard/3]).
 -export([retry_delay/4, valid_stream_id/1, object_key/3]).
 -export([may_delete/2, deletable_segments/3, replica_floor/4, gc_verdict/3, key_prefix/2, parse_key/2]).
 -export([accept_edits/5]).
@@ -42,7 +42,7 @@
 
 -export_type([assembly/0, core/0, store/0, governor/0, chunk/0, meta/0, effect/0, reason/0, op/0, error_kind/0]).
 -export_type([local_log/0, start/0, chunk_identity/0]).
--export_type([gc_stream/0, gc_verdict/0, parsed_key/0]).
+-export_type([discard_note/0, gc_stream/0, gc_verdict/0, parsed_key/0]).
 -export_type([adoption/0, adoptable/0]).
 -export_type([pins_info/0, pins_place/0]).
 -export_type([history_machine/0, history_event/0, history_effect/0, history_listing/0, history_put/0, history_object/0]).
@@ -104,6 +104,8 @@
     | {group, stream_id(), Kind :: 1..3, offset(), uid()}
     | {history, RunId :: binary(), Seq :: non_neg_integer()}
     | unknown.
+%% Since when a tier is discarded (milliseconds since the Unix epoch; `undefined': none was), and the epoch of the writer that says so.
+-type discard_note() :: {AtMs :: integer() | undefined, Epoch :: non_neg_integer()}.
 %% What is known of a stream, and how one of its objects stands to it: the last read must be younger than the listing that
 %% showed the object. Ages are in milliseconds, by one clock; `undefined' where that is not known, or where it never was.
 -type gc_stream() ::
@@ -116,7 +118,7 @@
         root_age_ms := non_neg_integer() | undefined,
         next_offset := offset(),
         listed := boolean() | undefined,
-        discarded_ms := non_neg_integer() | undefined
+        discarded := {AgeMs :: non_neg_integer(), Epoch :: non_neg_integer()} | undefined
     }}.
 -type gc_verdict() ::
     {keep, not_ours | unknown | young | in_use | ahead | grace}
@@ -380,6 +382,12 @@ check_continuation(_Newest, _Next) -> ?NOT_LOADED.
 when
     Metadata :: absent | {present, uid(), Epoch :: non_neg_integer(), Revision :: non_neg_integer()} | failed.
 resolve_manifest(_Metadata, _Cached, _OwnEpoch) -> ?NOT_LOADED.
+
+%% @doc What the writer of an epoch, which has uploaded nothing before `NowMs', has to do about the note of discarded tiers: nothing, replace it if
+%% it is still the same, or stop writing, as a later writer has it.
+-spec claim_discard(discard_note() | undefined, Epoch, NowMs :: integer()) -> own | {take_over, discard_note()} | {fenced, Epoch} when
+    Epoch :: non_neg_integer().
+claim_discard(_Note, _Epoch, _NowMs) -> ?NOT_LOADED.
 
 %% @doc What an attempt to read the root at this revision means. The manifest comes with its revision.
 -spec resolve_root({ok, #manifest{}} | not_found | failed, Revision :: non_neg_integer()) -> {ok, #manifest{}} | retry.

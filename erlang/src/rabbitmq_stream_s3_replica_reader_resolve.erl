@@ -30,11 +30,11 @@
 }.
 
 %% @doc Anchors the stream, then reads its persisted manifest and compares it with the local log. `{fenced, Epoch}': a writer
-%% of a later epoch has been there. At most one write, one read of the metadata store, and a handful of requests.
+%% of a later epoch has been there. At most three writes and two reads of the metadata store, and a handful of requests.
 -spec resolve(stream_id(), Writer :: pid(), moment()) -> {ok, resolved()} | {error, {fenced, non_neg_integer()} | term()}.
 resolve(StreamId, Writer, Until) ->
     steps(#{stream => StreamId, writer => Writer, until => Until}, [
-        fun context/1, fun pins/1, fun anchor/1, fun manifest/1, fun timeline/1, fun range/1
+        fun context/1, fun pins/1, fun anchor/1, fun manifest/1, fun discards/1, fun timeline/1, fun range/1
     ]).
 
 %% Each step adds what it finds out to what is known, or ends it with an error.
@@ -90,6 +90,16 @@ manifest(#{stream := StreamId, epoch := Epoch, until := Until}) ->
         {fetch, Uid, OfEpoch, Revision} -> fetch(StreamId, {Uid, OfEpoch}, Revision, Until);
         {superseded, Later} -> {error, {fenced, Later}};
         retry -> {error, {metadata, element(2, Answer)}}
+    end.
+
+%% While nothing is persisted there is nothing to be discarded, and whoever persists first ends what this writer is about to do.
+discards(#{root := none}) ->
+    {ok, #{}};
+discards(#{stream := StreamId, epoch := Epoch, until := Until}) ->
+    case rabbitmq_stream_s3_metadata:claim_discards(StreamId, Epoch, left(Until)) of
+        ok -> {ok, #{}};
+        {error, {fenced, _Later}} = Fenced -> Fenced;
+        {error, Reason} -> {error, {metadata, Reason}}
     end.
 
 %% @doc The persisted manifest of a stream with its revision, and the epoch of the writer that persisted it, for those who only
@@ -246,9 +256,9 @@ when
 persist(StreamId, Epoch, Manifest, {Expected, none}, Until) ->
     store_root(StreamId, Epoch, Manifest, Expected, Until);
 persist(StreamId, Epoch, Manifest, {Expected, DiscardedMs}, Until) ->
-    case rabbitmq_stream_s3_metadata:discard(StreamId, DiscardedMs, min(left(Until), ?METADATA_ATTEMPT_MS)) of
+    case rabbitmq_stream_s3_metadata:discard(StreamId, DiscardedMs, Epoch, min(left(Until), ?METADATA_ATTEMPT_MS)) of
         ok -> store_root(StreamId, Epoch, Manifest, Expected, Until);
-        {error, not_found} -> {error, not_found};
+        {error, Lost} when Lost =:= not_found; Lost =:= conflict -> {error, Lost};
         {error, Reason} -> {error, {metadata, Reason}}
     end.
 

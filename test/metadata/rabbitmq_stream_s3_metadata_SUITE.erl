@@ -31,6 +31,8 @@ all() ->
         streams_are_listed_until_they_are_deleted,
         a_tier_is_absent_never_persisted_or_there,
         when_a_tier_was_discarded_is_known_as_long_as_its_stream,
+        no_writer_notes_a_discard_once_a_later_one_has_begun,
+        of_two_that_claim_the_note_at_once_the_later_writer_has_it,
         one_node_alone_leads,
         everything_survives_a_restart_of_the_store,
         the_first_writes_of_a_new_store_survive_kill_9,
@@ -185,16 +187,52 @@ a_tier_is_absent_never_persisted_or_there(Config) ->
 
 when_a_tier_was_discarded_is_known_as_long_as_its_stream(Config) ->
     Stream = atom_to_binary(?FUNCTION_NAME),
-    ?assertEqual({error, not_found}, ?METADATA:discard(Stream, 1000, ?TIMEOUT)),
+    ?assertEqual({error, not_found}, ?METADATA:discard(Stream, 1000, 3, ?TIMEOUT)),
+    ?assertEqual({error, not_found}, ?METADATA:claim_discards(Stream, 3, ?TIMEOUT)),
     ?assertEqual({error, not_found}, ?METADATA:tier(Stream, ?TIMEOUT)),
     Stream = anchored(Config),
     {ok, undefined, 1} = write(Stream, {7, 3}, 0),
-    [ok = ?METADATA:discard(Stream, Ms, ?TIMEOUT) || Ms <- [1000, 2000]],
-    ?assertEqual({ok, #{root => {{7, 3}, 1}, discarded => 2000}}, ?METADATA:tier(Stream, ?TIMEOUT)),
+    [ok = ?METADATA:discard(Stream, Ms, 3, ?TIMEOUT) || Ms <- [1000, 2000]],
+    ?assertEqual({ok, #{root => {{7, 3}, 1}, discarded => {2000, 3}}}, ?METADATA:tier(Stream, ?TIMEOUT)),
     %% It is no part of what the revision counts.
     {ok, {7, 3}, 2} = write(Stream, {8, 3}, 1),
     ok = ?METADATA:delete(Stream, ?TIMEOUT),
     ?assertEqual({error, not_found}, ?METADATA:tier(Stream, ?TIMEOUT)).
+
+no_writer_notes_a_discard_once_a_later_one_has_begun(Config) ->
+    Stream = anchored(Config),
+    {ok, undefined, 1} = write(Stream, {7, 3}, 0),
+    Noted = fun() ->
+        {ok, #{discarded := Note}} = ?METADATA:tier(Stream, ?TIMEOUT),
+        Note
+    end,
+    ok = ?METADATA:claim_discards(Stream, 3, ?TIMEOUT),
+    ?assertEqual({undefined, 3}, Noted()),
+    ok = ?METADATA:discard(Stream, 1000, 3, ?TIMEOUT),
+    ok = ?METADATA:claim_discards(Stream, 3, ?TIMEOUT),
+    ?assertEqual({1000, 3}, Noted()),
+    %% What was discarded stays so, and before the later one has persisted anything nobody else has a say.
+    ok = ?METADATA:claim_discards(Stream, 4, ?TIMEOUT),
+    ?assertEqual({1000, 4}, Noted()),
+    ?assertEqual({error, conflict}, ?METADATA:discard(Stream, 2000, 3, ?TIMEOUT)),
+    ?assertEqual({error, {fenced, 4}}, ?METADATA:claim_discards(Stream, 3, ?TIMEOUT)),
+    ?assertEqual({1000, 4}, Noted()),
+    ok = ?METADATA:discard(Stream, 3000, 4, ?TIMEOUT),
+    ?assertEqual({3000, 4}, Noted()).
+
+of_two_that_claim_the_note_at_once_the_later_writer_has_it(Config) ->
+    Stream = anchored(Config),
+    Claim = fun(Epoch) -> spawn_monitor(fun() -> exit(?METADATA:claim_discards(Stream, Epoch, ?TIMEOUT)) end) end,
+    Claims = [{Epoch, Claim(Epoch)} || Epoch <- [3, 1, 5, 2, 4]],
+    Answers = [
+        receive
+            {'DOWN', Monitor, process, Pid, Answer} -> {Epoch, Answer}
+        end
+     || {Epoch, {Pid, Monitor}} <- Claims
+    ],
+    ?assertEqual(ok, proplists:get_value(5, Answers)),
+    [?assert(Answer =:= ok orelse element(1, element(2, Answer)) =:= fenced, {Epoch, Answer}) || {Epoch, Answer} <- Answers],
+    ?assertMatch({ok, #{discarded := {undefined, 5}}}, ?METADATA:tier(Stream, ?TIMEOUT)).
 
 one_node_alone_leads(_Config) ->
     ?assert(?METADATA:leads()).
@@ -245,7 +283,8 @@ calls_without_an_answer_end_in_time(Config) ->
             fun() -> ?METADATA:anchor(Stream, none, ?SHORT) end,
             fun() -> ?METADATA:streams(?SHORT) end,
             fun() -> ?METADATA:tier(Stream, ?SHORT) end,
-            fun() -> ?METADATA:discard(Stream, 1, ?SHORT) end
+            fun() -> ?METADATA:discard(Stream, 1, 1, ?SHORT) end,
+            fun() -> ?METADATA:claim_discards(Stream, 1, ?SHORT) end
         ],
         [
             begin

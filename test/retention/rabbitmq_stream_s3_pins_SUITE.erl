@@ -13,10 +13,13 @@
 
 -define(READER, rabbitmq_stream_s3_replica_reader).
 -define(TIMEOUT, 60000).
-%% A segment has some twenty-four chunks of one record, a fragment five.
+%% A segment has some twenty-four chunks of one record, a fragment five. In ten minutes those that are not uploaded become more than are pinned
+%% of one stream, so then they are larger.
 -define(SEGMENT, 12000).
+-define(FRAGMENT, 2000).
+-define(TIMES_LARGER, 50).
 -define(ENV, #{
-    fragment_target_size => 2000,
+    fragment_target_size => ?FRAGMENT,
     persist_interval_ms => 20,
     upload_retry_delay_ms => 10,
     upload_retry_delay_max_ms => 100,
@@ -31,6 +34,7 @@
 -define(DEEP_RACE_MS, 600000).
 %% Segments that are deleted in a race, at least.
 -define(RACED, 100).
+-define(RECORD, 500).
 -define(WRITTEN_A_SECOND, 600000).
 -define(UPLOADED_A_SECOND, 200000).
 
@@ -63,7 +67,7 @@ end_per_suite(Config) ->
 init_per_testcase(Case, Config) ->
     Stream = atom_to_binary(Case),
     ct:timetrap(deep(?DEEP_RACE_MS * 2, 300000)),
-    Log = #{max_segment_size_bytes => ?SEGMENT, retention => [{max_bytes, kept(Case) * ?SEGMENT}]},
+    Log = #{max_segment_size_bytes => segment(Case), retention => [{max_bytes, kept(Case) * segment(Case)}]},
     [{stream, Stream}, {conf, stream_s3_osiris:config(Stream, Log)} | Config].
 
 %% How many segments osiris keeps. Without pins an upload has to begin before its segment is deleted: at the pace of a race a segment
@@ -71,6 +75,9 @@ init_per_testcase(Case, Config) ->
 kept(without_pins_every_new_beginning_gets_something_tiered) -> 20;
 kept(with_pins_no_record_is_missing_however_fast_retention_is) -> 12;
 kept(_Case) -> 2.
+
+segment(with_pins_no_record_is_missing_however_fast_retention_is) -> deep(?TIMES_LARGER, 1) * ?SEGMENT;
+segment(_Case) -> ?SEGMENT.
 
 end_per_testcase(_Case, Config) ->
     ok = osiris:delete_cluster(?config(conf, Config)),
@@ -232,6 +239,7 @@ what_is_held_open_ends_with_the_application(Config) ->
 %% --- races -----------------------------------------------------------------------------------------------------------
 
 with_pins_no_record_is_missing_however_fast_retention_is(Config) ->
+    ok = stream_s3_world:set(#{fragment_target_size => deep(?TIMES_LARGER, 1) * ?FRAGMENT}),
     Writer = start_stream(Config),
     #{records := Records, segments := Segments} = race(Config, Writer),
     ct:pal("~b records, ~b segments deleted, ~b bytes held open at the end", [
@@ -269,17 +277,18 @@ race(Config, Writer, Start, Until, #{records := N} = Sums0) ->
     ok = write_at_once(Writer, N, 10),
     Sums = sample(Config, Sums0#{records := N + 10}),
     %% The writer's pace, which is no waiting for anything.
-    Due = Start + (N + 10) * 500 * 1000 div ?WRITTEN_A_SECOND,
+    Due = Start + (N + 10) * ?RECORD * 1000 div ?WRITTEN_A_SECOND,
     Now = erlang:monotonic_time(millisecond),
     timer:sleep(max(0, Due - Now)),
     %% A machine that does much else takes longer until enough has been deleted.
-    case Now < Until orelse segments_deleted(Writer) =< ?RACED of
+    case Now < Until orelse segments_deleted(Config, Writer) =< ?RACED of
         true -> race(Config, Writer, Start, Until, Sums);
-        false -> Sums#{segments => segments_deleted(Writer)}
+        false -> Sums#{segments => segments_deleted(Config, Writer)}
     end.
 
-segments_deleted(Writer) ->
-    log_first(Writer) div (?SEGMENT div 500).
+segments_deleted(Config, Writer) ->
+    #{max_segment_size_bytes := Segment} = ?config(conf, Config),
+    log_first(Writer) div (Segment div ?RECORD).
 
 %% From the first persist on.
 sample(Config, #{empty := Empty, samples := Samples} = Sums) ->

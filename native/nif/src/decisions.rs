@@ -2,6 +2,7 @@
 
 use rustler::{Env, NifResult, Term};
 use stream_s3_core::decisions::commit;
+use stream_s3_core::decisions::discard;
 use stream_s3_core::decisions::local_log;
 use stream_s3_core::decisions::replica::{self, Broadcast};
 use stream_s3_core::decisions::resolution;
@@ -66,6 +67,19 @@ fn check_continuation<'a>(env: Env<'a>, newest: Term<'a>, next: Term<'a>) -> Nif
         env,
         timeline::check_continuation(newest.as_ref(), &term::local_chunk(next)?),
     ))
+}
+
+/// How a writer takes the note of discarded tiers over.
+#[rustler::nif]
+fn claim_discard<'a>(
+    env: Env<'a>,
+    note: Term<'a>,
+    epoch: Term<'a>,
+    now: Term<'a>,
+) -> NifResult<Term<'a>> {
+    let note = term::discard_note(note)?;
+    let (epoch, now) = (term::epoch(epoch, "epoch")?, term::timestamp(now, "now")?);
+    Ok(term::claim(env, discard::claim(note.as_ref(), epoch, now)))
 }
 
 /// Where the manifest of a stream comes from.

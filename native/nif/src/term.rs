@@ -23,8 +23,9 @@ pub(crate) use assembly::{chunk, chunk_term, fragment, fragment_meta, info, meta
 pub(crate) use core::{Effects, format_state, options, persist_error, reset_persist, transfer_id};
 pub(crate) use decision::acceptance;
 pub(crate) use decision::{
-    cached, chunk_identity, error_class, error_class_term, fetched_root, jitter, local_chunk, log,
-    metadata, optional_chunk_identity, resolve, resolved, retry_delays, start, timeline,
+    cached, chunk_identity, claim, discard_note, error_class, error_class_term, fetched_root,
+    jitter, local_chunk, log, metadata, optional_chunk_identity, resolve, resolved, retry_delays,
+    start, timeline,
 };
 pub(crate) use failure::{Failed, Panicked, Reason, transfer_error};
 pub(crate) use history::{
@@ -81,6 +82,7 @@ pub(crate) mod atoms {
         requests, durations, bytes_received, infinity, multi_delete, kilo_group, mega_group, history, unknown,
         absent, present, failed, empty, use_cache, superseded, retry, inside_another, trimmed, same, different, unverifiable, task_retry_delay_ms, task_retry_delay_max_ms, upload_retry_delay_ms,
         upload_retry_delay_max_ms, at_once, with_first_fragment, accept, stale, resync, bytes_in_transfer, bytes_in_persist, edits_waiting, persist_failures,
+        own, take_over, fenced,
         // Pins
         pins_result, not_pinned, segments, unlinked_bytes, streams, unwatched, problem, none,
     }

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeSet;
 
+use stream_s3_core::decisions::discard::DiscardNote;
 use stream_s3_core::decisions::gc::{
-    Candidate, DeleteReason, GcLimits, KeepReason, Stream, Tier, Verdict, verdict,
+    Candidate, DeleteReason, Discard, GcLimits, KeepReason, Stream, Tier, Verdict, verdict,
 };
 use stream_s3_core::key;
 use stream_s3_core::manifest::{Entry, Manifest, ObjectRef, decode_group, decode_root};
@@ -29,7 +30,7 @@ pub(crate) enum Facts {
     NeverPersisted,
     Live {
         root: (RootEntry, u64),
-        discarded: Option<i64>,
+        discarded: Option<DiscardNote>,
     },
 }
 
@@ -165,7 +166,13 @@ fn stream(facts: &Facts, view: Option<&View>, key: &String, now: i64) -> Stream 
             root_age_ms: Some(age(now, view.stored as i64)),
             next_offset: view.manifest.next_offset,
             listed: view.listed.as_ref().map(|listed| listed.contains(key)),
-            discarded_ms: discarded.map(|at| age(now, at)),
+            discarded: discarded.and_then(|note| {
+                let age_ms = age(now, note.at?.0);
+                Some(Discard {
+                    age_ms,
+                    epoch: note.epoch,
+                })
+            }),
         }),
         (Facts::Live { .. } | Facts::Unknown, _) => Stream::Unknown,
         (Facts::Deleted, _) => Stream::Deleted,
@@ -240,12 +247,15 @@ pub(crate) fn leftovers(env: &mut Env, used: &BTreeSet<String>) -> Vec<String> {
     };
     let (facts, view) = match env.metadata.root {
         Some(root) => {
-            let discarded = env.metadata.discarded;
+            // As if a persist came last of all.
+            let discarded = env.metadata.discarded.map(|note| DiscardNote {
+                epoch: Epoch(root.0.1),
+                ..note
+            });
             (Facts::Live { root, discarded }, view(env, root.0))
         }
         None => (Facts::Deleted, None),
     };
-    // As if a persist came last of all.
     let view = view.map(|view| View {
         stored: later as u64,
         ..view

@@ -1,5 +1,8 @@
 //! The metadata store: one container with an anchor and a manifest node, as `rabbitmq_stream_s3_metadata` sees Khepri.
 
+use stream_s3_core::decisions::discard::{Claim, DiscardNote, claim};
+use stream_s3_core::units::{Epoch, TimestampMs};
+
 use crate::rng::Rng;
 use crate::twin::Twin;
 
@@ -11,9 +14,15 @@ pub(crate) type RootEntry = (u32, u64);
 pub(crate) enum MetaOp {
     Anchor,
     Get,
+    /// Takes the note of discarded tiers over, if there is a root: a read and a write that fails where somebody was faster, in one step.
+    Claim {
+        epoch: u64,
+        now: i64,
+    },
     /// Notes when the tier was discarded.
     Discard {
         at: i64,
+        epoch: u64,
     },
     Put {
         entry: RootEntry,
@@ -25,6 +34,7 @@ pub(crate) enum MetaOp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MetaValue {
     Anchored,
+    Claimed,
     Discarded,
     Root(RootEntry, u64),
     Written(u64),
@@ -69,8 +79,8 @@ pub(crate) struct Metadata {
     pub(crate) deleted: bool,
     pub(crate) anchored: bool,
     pub(crate) root: Option<(RootEntry, u64)>,
-    /// When the tier was discarded last, by the clock of who did.
-    pub(crate) discarded: Option<i64>,
+    /// When the tier was discarded last, by the clock of who did, and who begins or has begun.
+    pub(crate) discarded: Option<DiscardNote>,
 }
 
 impl Metadata {
@@ -89,11 +99,31 @@ impl Metadata {
                 self.anchored = true;
                 Ok(MetaValue::Anchored)
             }
-            MetaOp::Discard { at } if self.anchored => {
-                self.discarded = Some(at);
+            MetaOp::Claim { .. } | MetaOp::Discard { .. } if !self.anchored => {
+                Err(MetaError::NotFound)
+            }
+            MetaOp::Claim { epoch, now } => {
+                match claim(self.discarded.as_ref(), Epoch(epoch), TimestampMs(now)) {
+                    Claim::Own => Ok(MetaValue::Claimed),
+                    Claim::TakeOver(note) => {
+                        self.discarded = Some(note);
+                        Ok(MetaValue::Claimed)
+                    }
+                    Claim::Fenced(_) => Err(MetaError::Conflict),
+                }
+            }
+            MetaOp::Discard { epoch, .. }
+                if self.discarded.is_some_and(|note| note.epoch > Epoch(epoch)) =>
+            {
+                Err(MetaError::Conflict)
+            }
+            MetaOp::Discard { at, epoch } => {
+                self.discarded = Some(DiscardNote {
+                    at: Some(TimestampMs(at)),
+                    epoch: Epoch(epoch),
+                });
                 Ok(MetaValue::Discarded)
             }
-            MetaOp::Discard { .. } => Err(MetaError::NotFound),
             MetaOp::Get => match self.root {
                 Some((entry, revision)) => Ok(MetaValue::Root(entry, revision)),
                 None => Err(MetaError::NotFound),

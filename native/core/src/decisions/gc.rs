@@ -46,8 +46,17 @@ pub struct Tier {
     pub next_offset: Offset,
     /// Whether the manifest, groups included, lists the object; `None` where not all groups could be read.
     pub listed: Option<bool>,
-    /// Milliseconds since the stream's tier was discarded for the last time; `None` where it never was.
-    pub discarded_ms: Option<u64>,
+    /// When the stream's tier was discarded for the last time; `None` where it never was.
+    pub discarded: Option<Discard>,
+}
+
+/// What is noted of the discard of a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Discard {
+    /// Milliseconds since then.
+    pub age_ms: u64,
+    /// Of the writer that noted it, or took it over.
+    pub epoch: Epoch,
 }
 
 /// The settings behind the verdict, in milliseconds.
@@ -157,12 +166,15 @@ impl Tier {
 
     /// The verdict on an object that was stored before the tier was discarded; `None` for others. Clocks differ, so of what was stored
     /// shortly before nobody knows: once the grace is over it is judged like any other object, or it would stay for ever.
+    ///
+    /// The writer that is to persist next has the note before it uploads anything, so what it uploads is younger. Until it has persisted
+    /// something, objects of the writer before it may still become part of the tier, and nothing says whether a discard of this one was more than noted.
     fn if_discarded(&self, age_ms: u64, limits: &GcLimits) -> Option<Verdict> {
-        let discarded_ms = self.discarded_ms.filter(|discarded| age_ms >= *discarded)?;
-        if discarded_ms < limits.discarded_tier_grace_ms {
+        let discard = self.discarded.filter(|discard| age_ms >= discard.age_ms)?;
+        if discard.epoch != self.epoch || discard.age_ms < limits.discarded_tier_grace_ms {
             return Some(Verdict::Keep(KeepReason::Grace));
         }
-        let surely_before = age_ms >= discarded_ms.saturating_add(limits.min_age_ms);
+        let surely_before = age_ms >= discard.age_ms.saturating_add(limits.min_age_ms);
         surely_before.then_some(Verdict::Delete(DeleteReason::DiscardedTier))
     }
 
@@ -190,8 +202,8 @@ impl Tier {
             // Most likely of the discarded tier, and dead in any case.
             Some(_)
                 if self
-                    .discarded_ms
-                    .is_some_and(|discarded| age_ms >= discarded) =>
+                    .discarded
+                    .is_some_and(|discard| age_ms >= discard.age_ms) =>
             {
                 Verdict::Delete(DeleteReason::DiscardedTier)
             }
@@ -219,7 +231,7 @@ mod tests {
         root_age_ms: Some(10),
         next_offset: Offset(50),
         listed: Some(false),
-        discarded_ms: None,
+        discarded: None,
     };
 
     fn stream() -> StreamId {
@@ -265,6 +277,13 @@ mod tests {
 
     fn judge(candidate: &Candidate, tier: Tier) -> Verdict {
         verdict(candidate, &Stream::Live(tier), &LIMITS)
+    }
+
+    fn discarded(age_ms: u64, epoch: Epoch) -> Tier {
+        Tier {
+            discarded: Some(Discard { age_ms, epoch }),
+            ..TIER
+        }
     }
 
     #[test]
@@ -383,10 +402,7 @@ mod tests {
 
     #[test]
     fn a_discarded_tier_stays_for_its_time_and_then_goes_as_a_whole() {
-        let discarded = |ms| Tier {
-            discarded_ms: Some(ms),
-            ..TIER
-        };
+        let discarded = |age_ms| discarded(age_ms, TIER.epoch);
         assert_eq!(judge(&fragment(90, 5_000), discarded(999)), Keep(Grace));
         assert_eq!(
             judge(&fragment(90, 5_000), discarded(1_000)),
@@ -404,10 +420,7 @@ mod tests {
 
     #[test]
     fn what_was_stored_shortly_before_the_discard_is_judged_like_others_once_the_grace_is_over() {
-        let discarded = |ms| Tier {
-            discarded_ms: Some(ms),
-            ..TIER
-        };
+        let discarded = |age_ms| discarded(age_ms, TIER.epoch);
         assert_eq!(judge(&fragment(40, 1_050), discarded(999)), Keep(Grace));
         assert_eq!(
             judge(&fragment(40, 1_050), discarded(1_000)),
@@ -423,6 +436,19 @@ mod tests {
             ..discarded(1_000)
         };
         assert_eq!(judge(&fragment(40, 1_050), new_root), Keep(Young));
+    }
+
+    /// The last root is of epoch 3. The writer of epoch 4 has uploaded something and persisted nothing yet, that of epoch 2 is deposed.
+    #[test]
+    fn nothing_goes_by_a_note_of_another_writer_than_the_one_that_persisted_last() {
+        for epoch in [2, 4] {
+            let noted = discarded(1_000, Epoch(epoch));
+            assert_eq!(judge(&fragment(90, 5_000), noted), Keep(Grace));
+            assert_eq!(judge(&fragment(0, 5_000), noted), Keep(Grace));
+            assert_eq!(judge(&root(2, 8, 5_000), noted), Keep(Grace));
+            assert_eq!(judge(&fragment(90, 999), noted), Keep(Ahead));
+            assert_eq!(judge(&fragment(0, 999), noted), Delete(Orphan));
+        }
     }
 
     #[test]

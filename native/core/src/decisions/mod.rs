@@ -3,6 +3,7 @@
 pub mod adoption;
 pub mod commit;
 pub mod deletions;
+pub mod discard;
 pub mod gc;
 pub mod generation;
 pub mod local_log;

@@ -1,6 +1,7 @@
 //! What the small decisions take and answer.
 
 use rustler::{Encoder, Env, NifResult, Term};
+use stream_s3_core::decisions::discard::{Claim, DiscardNote};
 use stream_s3_core::decisions::local_log::{Discarded, LocalLog, Start};
 use stream_s3_core::decisions::replica::Acceptance;
 use stream_s3_core::decisions::resolution::{Fetched, Metadata, Resolve, Resolved};
@@ -13,8 +14,8 @@ use stream_s3_core::units::Revision;
 
 use super::manifest::{manifest_term, whole_manifest};
 use super::{
-    atoms, epoch, field, is, misuse, need, offset, offset_or_undefined, optional, revision, uid,
-    unsigned, unsigned32,
+    atoms, epoch, field, is, misuse, need, offset, offset_or_undefined, optional, revision,
+    timestamp, uid, unsigned, unsigned32,
 };
 
 /// `#{first, next, pinned_first}` of a local log; `pinned_first` may be left out.
@@ -104,6 +105,35 @@ pub(crate) fn metadata(term: Term) -> NifResult<Metadata> {
         _ => Err(misuse(format!(
             "metadata: expected absent, {{present, Uid, Epoch, Revision}} or failed, got {term:?}"
         ))),
+    }
+}
+
+/// `{AtMs | undefined, Epoch}`, or `undefined` where nobody has noted anything.
+pub(crate) fn discard_note(term: Term) -> NifResult<Option<DiscardNote>> {
+    optional(term, |term| {
+        match tuple::get_tuple(term).unwrap_or_default().as_slice() {
+            [at, of] => Ok(DiscardNote {
+                at: optional(*at, |at| timestamp(at, "note"))?,
+                epoch: epoch(*of, "note")?,
+            }),
+            _ => Err(misuse(format!(
+                "note: expected undefined or {{AtMs, Epoch}}, got {term:?}"
+            ))),
+        }
+    })
+}
+
+/// `own`, `{take_over, Note}` or `{fenced, Epoch}`.
+pub(crate) fn claim<'a>(env: Env<'a>, claim: Claim) -> Term<'a> {
+    match claim {
+        Claim::Own => atoms::own().encode(env),
+        Claim::TakeOver(note) => {
+            let at = note
+                .at
+                .map_or_else(|| atoms::undefined().encode(env), |at| at.0.encode(env));
+            (atoms::take_over(), (at, note.epoch.0)).encode(env)
+        }
+        Claim::Fenced(epoch) => (atoms::fenced(), epoch.0).encode(env),
     }
 }
 

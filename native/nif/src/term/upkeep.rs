@@ -3,7 +3,7 @@
 use rustler::types::tuple;
 use rustler::{Encoder, Env, NifResult, Term};
 use stream_s3_core::decisions::gc::{
-    Candidate, DeleteReason, GcLimits, KeepReason, Stream, Tier, Verdict,
+    Candidate, DeleteReason, Discard, GcLimits, KeepReason, Stream, Tier, Verdict,
 };
 use stream_s3_core::key::{self, ParsedKey, Prefix, StreamId};
 use stream_s3_core::units::Offset;
@@ -15,7 +15,7 @@ use super::{
 mod atoms {
     rustler::atoms! {
         all, unknown, history, fragment, root, group,
-        key, prefix, age_ms, epoch, root_uid, root_age_ms, next_offset, listed, discarded_ms, gc_min_age_ms, discarded_tier_grace_ms,
+        key, prefix, age_ms, epoch, root_uid, root_age_ms, next_offset, listed, discarded, gc_min_age_ms, discarded_tier_grace_ms,
         deleted, never_persisted, live,
         keep, delete, not_ours, young, in_use, ahead, grace, orphan, discarded_tier, stream_deleted, optional, always,
     }
@@ -94,7 +94,8 @@ fn age(term: Term, what: &str) -> NifResult<Option<u64>> {
     optional(term, |term| unsigned(term, what))
 }
 
-/// `unknown`, `deleted`, `never_persisted` or `{live, #{epoch, root_uid, root_age_ms, next_offset, listed, discarded_ms}}`.
+/// `unknown`, `deleted`, `never_persisted` or `{live, #{epoch, root_uid, root_age_ms, next_offset, listed, discarded}}`, the last
+/// one `{AgeMs, Epoch}` or `undefined`.
 pub(crate) fn gc_stream(term: Term) -> NifResult<Stream> {
     if is(term, atoms::unknown()) {
         return Ok(Stream::Unknown);
@@ -131,11 +132,20 @@ fn tier(term: Term) -> NifResult<Tier> {
         listed: optional(field(term, atoms::listed(), "tier.listed")?, |term| {
             need(term, "tier.listed", "a boolean or undefined")
         })?,
-        discarded_ms: age(
-            field(term, atoms::discarded_ms(), "tier.discarded_ms")?,
-            "tier.discarded_ms",
-        )?,
+        discarded: optional(field(term, atoms::discarded(), "tier.discarded")?, discard)?,
     })
+}
+
+fn discard(term: Term) -> NifResult<Discard> {
+    match tuple::get_tuple(term).unwrap_or_default().as_slice() {
+        [age_ms, of] => Ok(Discard {
+            age_ms: unsigned(*age_ms, "tier.discarded")?,
+            epoch: epoch(*of, "tier.discarded")?,
+        }),
+        _ => Err(misuse(format!(
+            "tier.discarded: expected undefined or {{AgeMs, Epoch}}, got {term:?}"
+        ))),
+    }
 }
 
 /// The limits, under the names of the configuration.

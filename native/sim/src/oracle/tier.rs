@@ -46,7 +46,8 @@ impl Env {
             // With its stream all of it may go.
             return;
         }
-        let grace = self.plan.discarded_grace as i64 - 2 * CLOCK_ERROR;
+        // Of who noted it, of who took the note over and of who collects.
+        let grace = self.plan.discarded_grace as i64 - 3 * CLOCK_ERROR;
         let now = self.now as i64;
         let early = self
             .oracle
@@ -92,10 +93,10 @@ impl Env {
         let Some(tier) = &self.oracle.tier else {
             return;
         };
-        match self.metadata.discarded {
+        match self.metadata.discarded.and_then(|note| note.at) {
             Some(at) => {
                 self.coverage.hit("tier discarded");
-                self.oracle.discarded.push((at, tier.keys.clone()));
+                self.oracle.discarded.push((at.0, tier.keys.clone()));
             }
             None => self.violate(5, "a tier is discarded, and nobody has noted when".into()),
         }

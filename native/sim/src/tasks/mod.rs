@@ -88,6 +88,7 @@ pub(crate) enum Stage {
     Begin,
     Anchor,
     Get,
+    Claim,
     Root(RootEntry, Revision),
     Group,
     Index(String),
@@ -201,7 +202,7 @@ impl Task {
     pub(crate) fn waits_for_metadata(&self) -> bool {
         match &self.work {
             Work::Resolve(resolving) => match resolving.stage {
-                Stage::Anchor | Stage::Get => true,
+                Stage::Anchor | Stage::Get | Stage::Claim => true,
                 Stage::Begin
                 | Stage::Root(..)
                 | Stage::Group

@@ -29,8 +29,9 @@ impl Task {
                 None => self.put_root(env),
                 Some(discarded) => {
                     at.stage = PersistStage::Discard;
+                    let (at, epoch) = (discarded, at.epoch);
                     let limit = self.left(env).min(METADATA_ATTEMPT);
-                    self.ask(env, MetaOp::Discard { at: discarded }, limit);
+                    self.ask(env, MetaOp::Discard { at, epoch }, limit);
                     None
                 }
             },
@@ -39,6 +40,10 @@ impl Task {
                 self.put_root(env)
             }
             (Answer::Meta(Err(MetaError::NotFound)), _) => Some(Err(PersistFailure::NotFound)),
+            (Answer::Meta(Err(MetaError::Conflict)), PersistStage::Discard) => {
+                env.coverage.hit("discard fenced");
+                Some(Err(PersistFailure::Conflict))
+            }
             (Answer::Meta(_), PersistStage::Discard) => {
                 env.coverage.hit("discard failed");
                 Some(Err(PersistFailure::Metadata))

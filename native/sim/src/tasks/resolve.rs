@@ -57,6 +57,11 @@ impl Task {
                 None
             }
             (Stage::Get, Answer::Meta(answer)) => self.got(env, answer),
+            (Stage::Claim, Answer::Meta(Ok(MetaValue::Claimed))) => self.timeline(env),
+            (Stage::Claim, Answer::Meta(Err(MetaError::Conflict))) => {
+                env.coverage.hit("resolve fenced by the note");
+                Some(Err(TransferError::Other))
+            }
             (Stage::Root(entry, revision), Answer::Store(answer)) => {
                 self.root(env, entry, revision, answer)
             }
@@ -97,7 +102,12 @@ impl Task {
                 revision: Revision(revision),
             },
             Err(MetaError::NotFound) => Known::Absent,
-            Ok(MetaValue::Anchored | MetaValue::Discarded | MetaValue::Written(_))
+            Ok(
+                MetaValue::Anchored
+                | MetaValue::Claimed
+                | MetaValue::Discarded
+                | MetaValue::Written(_),
+            )
             | Err(MetaError::Conflict | MetaError::Timeout | MetaError::Other) => Known::Failed,
         };
         let cached = match &env.nodes[self.node].table.cached {
@@ -120,7 +130,8 @@ impl Task {
                     at.root = Some((uid.0, epoch.0));
                 }
                 at.manifest = cached.unwrap_or_default();
-                self.timeline(env)
+                self.claim(env);
+                None
             }
             Resolve::Fetch {
                 uid,
@@ -169,15 +180,28 @@ impl Task {
             Resolved::Manifest(manifest) => {
                 at.root = Some(entry);
                 at.manifest = manifest;
-                self.timeline(env)
+                self.claim(env);
+                None
             }
             Resolved::Retry if env.is(Twin::ErrorIsNotEmpty) => {
                 at.root = Some(entry);
                 at.manifest = Manifest::empty_at(Offset(0), revision);
-                self.timeline(env)
+                self.claim(env);
+                None
             }
             Resolved::Retry => Some(Err(body(answer).err().unwrap_or(TransferError::Other))),
         }
+    }
+
+    /// Before anything is uploaded that goes on from the manifest.
+    fn claim(&mut self, env: &mut Env) {
+        let left = self.left(env);
+        let Work::Resolve(at) = &mut self.work else {
+            return;
+        };
+        at.stage = Stage::Claim;
+        let (epoch, now) = (at.writer.epoch, env.rough_clock());
+        self.ask(env, MetaOp::Claim { epoch, now }, left);
     }
 
     /// Looks for the newest tiered chunk, and compares it with the local one.
