@@ -52,8 +52,8 @@ mapping(#{key := Key, type := Type, unit := Unit, reason := Reason}) ->
     [
         ["%% ", [[Unit, ": "] || Unit =/= <<>>], Reason, $\n],
         io_lib:format("{mapping, \"~ts\", \"~ts\", [{datatype, ~0tp}~ts]}.~n", [Setting, Target, Datatypes, Validators]),
-        validator(Setting, Type, Range),
-        translation(Type, Setting, Target),
+        validator(Setting, Unit, Range),
+        translation(Type, Unit, Setting, Target),
         $\n
     ].
 
@@ -65,16 +65,46 @@ datatypes({one_of, Words}, _) -> {[{enum, Words}], any};
 datatypes(boolean, _) -> {[{enum, [true, false]}], any};
 datatypes(string, _) -> {[string], any};
 datatypes(secret, _) -> {[tagged_binary, binary], any};
-datatypes({integer, Min, Max}, Unit) -> {[number(Unit)], {Min, Max, []}};
-datatypes({integer, Min, Max, Word}, Unit) -> {[{enum, [Word]}, number(Unit)], {Min, Max, [Word]}}.
+datatypes({integer, Min, Max}, Unit) -> numbers(is_size(Unit), {Min, Max, []});
+datatypes({integer, Min, Max, Word}, Unit) -> numbers(is_size(Unit), {Min, Max, [Word]}).
 
-%% `64MB' for what is counted in bytes.
-number(<<"bytes", _/binary>>) -> bytesize;
-number(_) -> integer.
+numbers(true, Range) -> {[string], Range};
+numbers(false, {_, _, []} = Range) -> {[integer], Range};
+numbers(false, {_, _, Words} = Range) -> {[{enum, Words}, integer], Range}.
 
-validator(_Setting, _Type, any) ->
+%% What is counted in bytes may be written as `64MB'. cuttlefish has a type for that, but over a text that is none it dies, and does
+%% not say which setting it is about.
+is_size(<<"bytes", _/binary>>) -> true;
+is_size(_Unit) -> false.
+
+%% As cuttlefish reads it. An expression over `Text', for a function of a schema cannot call another one.
+size_of_text(Words) ->
+    io_lib:format(
+        "case re:run(Text, \"^([0-9]+)(KB|kb|MB|mb|GB|gb|)$\", [dollar_endonly, {capture, all_but_first, list}]) of~n"
+        "        {match, [Digits, Unit]} ->~n"
+        "            list_to_integer(Digits) * proplists:get_value(string:uppercase(Unit), [{\"KB\", 1 bsl 10}, {\"MB\", 1 bsl 20}, {\"GB\", 1 bsl 30}], 1);~n"
+        "        nomatch ->~n"
+        "            proplists:get_value(Text, ~0p)~n"
+        "    end",
+        [[{atom_to_list(Word), Word} || Word <- Words]]
+    ).
+
+validator(_Setting, _Unit, any) ->
     [];
-validator(Setting, _Type, {Min, Max, Words}) ->
+validator(Setting, Unit, Range) ->
+    case is_size(Unit) of
+        true -> size_validator(Setting, Range);
+        false -> number_validator(Setting, Range)
+    end.
+
+size_validator(Setting, {Min, Max, Words}) ->
+    io_lib:format(
+        "{validator, \"~ts\", \"must be ~tsa number of bytes from ~b to ~b, which may have a unit: KB, MB or GB\",~n"
+        "    fun(Text) -> V = ~ts, lists:member(V, ~w) orelse (is_integer(V) andalso V >= ~b andalso V =< ~b) end}.~n",
+        [Setting, [[atom_to_list(Word), " or "] || Word <- Words], Min, Max, size_of_text(Words), Words, Min, Max]
+    ).
+
+number_validator(Setting, {Min, Max, Words}) ->
     io_lib:format(
         "{validator, \"~ts\", \"must be ~tsan integer from ~b to ~b\",~n"
         "    fun(V) -> lists:member(V, ~w) orelse (is_integer(V) andalso V >= ~b andalso V =< ~b) end}.~n",
@@ -83,7 +113,7 @@ validator(Setting, _Type, {Min, Max, Words}) ->
 
 %% RabbitMQ writes all settings to its log at level debug, but of a list like this one it hides the value. With the tag `encrypted' it
 %% replaces the value by the decrypted one, also inside of the list. Any other `tag' is a secret with a colon in it.
-translation(secret, Setting, Target) ->
+translation(secret, _Unit, Setting, Target) ->
     io_lib:format(
         "{translation, \"~ts\", fun(Conf) ->~n"
         "    Value = case cuttlefish:conf_get(\"~ts\", Conf) of~n"
@@ -95,8 +125,23 @@ translation(secret, Setting, Target) ->
         "end}.~n",
         [Target, Setting]
     );
-translation(_Type, _Setting, _Target) ->
-    [].
+%% A URL may have a password in it.
+translation(string, <<"URL">>, Setting, Target) ->
+    io_lib:format(
+        "{translation, \"~ts\", fun(Conf) ->~n"
+        "    Text = cuttlefish:conf_get(\"~ts\", Conf),~n"
+        "    case lists:member($@, Text) of true -> [{password, unicode:characters_to_binary(Text)}]; false -> Text end~n"
+        "end}.~n",
+        [Target, Setting]
+    );
+translation(Type, Unit, Setting, Target) ->
+    case is_size(Unit) of
+        true -> io_lib:format("{translation, \"~ts\", fun(Conf) -> Text = cuttlefish:conf_get(\"~ts\", Conf), ~ts end}.~n", [Target, Setting, size_of_text(words(Type))]);
+        false -> []
+    end.
+
+words({integer, _Min, _Max}) -> [];
+words({integer, _Min, _Max, Word}) -> [Word].
 
 %% --- files -----------------------------------------------------------------------------------------------------------
 

@@ -132,6 +132,8 @@ redact(Key, Value) ->
         false -> ?HIDDEN
     end.
 
+without_password([{password, Value}]) ->
+    without_password(Value);
 without_password(Value) ->
     case text(Value) of
         {ok, Text} -> re:replace(Text, "://[^/@]*@", "://(hidden)@", [{return, binary}, unicode]);
@@ -244,8 +246,8 @@ is_of_type({integer, Min, Max, Word}, Value) ->
     Value =:= Word orelse is_of_type({integer, Min, Max}, Value);
 is_of_type(Type, {obfuscated, _Ours}) when Type =:= string; Type =:= secret ->
     true;
-is_of_type(secret, [{password, Value}]) ->
-    is_of_type(secret, Value);
+is_of_type(Type, [{password, Value}]) when Type =:= string; Type =:= secret ->
+    is_of_type(Type, Value);
 is_of_type(Type, Value) when Type =:= string; Type =:= secret ->
     case text(Value) of
         {ok, <<>>} -> false;
@@ -348,8 +350,8 @@ refuse(Format, Args) ->
 %% --- values ----------------------------------------------------------------------------------------------------------
 
 %% How our schema hands it over: RabbitMQ does not log the value of such a list.
-normal(secret, [{password, Value}]) ->
-    normal(secret, Value);
+normal(Type, [{password, Value}]) when Type =:= string; Type =:= secret ->
+    normal(Type, Value);
 normal(Type, {obfuscated, Hidden}) when Type =:= string; Type =:= secret ->
     credentials_obfuscation:decrypt(Hidden);
 normal(Type, Value) when Type =:= string; Type =:= secret ->

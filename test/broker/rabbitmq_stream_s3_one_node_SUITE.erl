@@ -7,6 +7,8 @@
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([
     without_khepri_it_says_why_it_does_not_start/1,
+    a_broker_with_a_wrong_setting_names_it_and_does_not_start/1,
+    a_password_in_the_address_of_a_proxy_is_not_in_the_log/1,
     what_amqp_publishes_is_in_the_bucket/1,
     what_the_stream_protocol_publishes_is_in_the_bucket/1,
     messages_of_every_size_are_in_the_bucket/1,
@@ -29,6 +31,8 @@ suite() ->
 all() ->
     [
         without_khepri_it_says_why_it_does_not_start,
+        a_broker_with_a_wrong_setting_names_it_and_does_not_start,
+        a_password_in_the_address_of_a_proxy_is_not_in_the_log,
         what_amqp_publishes_is_in_the_bucket,
         what_the_stream_protocol_publishes_is_in_the_bucket,
         messages_of_every_size_are_in_the_bucket,
@@ -88,6 +92,47 @@ without_khepri_it_says_why_it_does_not_start(Config) ->
             ?assertMatch({match, _}, re:run(Output, "tiered storage needs Khepri")),
             ?assertMatch({match, _}, re:run(stream_s3_broker:log(?config(broker, Config)), "tiered storage needs Khepri"))
     end.
+
+%% As far as it comes: what is unknown is found first, then what is no value at all, then what is out of range, then what does not go
+%% together.
+a_broker_with_a_wrong_setting_names_it_and_does_not_start(Config) ->
+    Wrong = [
+        {[{bukcet, "b"}], ["stream_s3.bukcet", "stream_s3.bucket"]},
+        {[{persist_interval_ms, "3s"}, {tiered, "some"}], ["stream_s3.persist_interval_ms", "stream_s3.tiered"]},
+        {[{upload_concurrency, "5000"}, {fragment_target_size, "100kB"}], [
+            "stream_s3.upload_concurrency invalid, must be an integer from 1 to 1024",
+            "stream_s3.fragment_target_size invalid, must be a number of bytes from 1 to 4294967296, which may have a unit: KB, MB or GB"
+        ]},
+        {[{region, "r"}], ["bucket is not set: with store = s3 it must be the name of the bucket"]}
+    ],
+    lists:foreach(
+        fun({N, {Settings, Expected}}) ->
+            Broker = stream_s3_broker:new(#{
+                name => "wrong",
+                dir => filename:join([?config(dir, Config), "wrong", integer_to_list(N)]),
+                conf => [["stream_s3.", atom_to_list(Key), " = ", Value, $\n] || {Key, Value} <- Settings]
+            }),
+            ?assertError({broker, _, _, _, _}, stream_s3_broker:start(Broker)),
+            Log = stream_s3_broker:log(Broker),
+            [?assertNotEqual({Text, nomatch}, {Text, binary:match(Log, list_to_binary(Text))}) || Text <- Expected]
+        end,
+        lists:enumerate(Wrong)
+    ).
+
+%% RabbitMQ logs the settings of a plugin also where it is not enabled.
+a_password_in_the_address_of_a_proxy_is_not_in_the_log(Config) ->
+    Broker = stream_s3_broker:new(#{
+        name => "proxy",
+        dir => filename:join(?config(dir, Config), "proxy"),
+        conf => "stream_s3.bucket = b\nstream_s3.proxy = http://me:swordfish@127.0.0.1:3128\n",
+        env => [{"RABBITMQ_LOG", "debug"}],
+        plugins => [rabbitmq_stream]
+    }),
+    ok = stream_s3_broker:start(Broker),
+    ok = stream_s3_broker:stop(Broker),
+    Log = stream_s3_broker:log(Broker),
+    ?assertMatch({match, _}, re:run(Log, "proxy = ")),
+    ?assertEqual(nomatch, binary:match(Log, <<"swordfish">>)).
 
 what_amqp_publishes_is_in_the_bucket(Config) ->
     StreamId = declare(Config, <<"amqp">>, []),

@@ -10,6 +10,7 @@
     values_out_of_range_are_refused_with_the_name_of_the_setting/1,
     a_size_may_have_a_unit/1,
     a_secret_is_not_in_clear_text_where_rabbitmq_logs_settings/1,
+    a_password_in_a_url_is_not_in_clear_text_where_rabbitmq_logs_settings/1,
     a_secret_may_be_encrypted/1,
     the_resource_file_has_what_rabbitmq_asks_for/1,
     a_library_that_needs_a_newer_libc_says_so/1,
@@ -26,6 +27,7 @@ all() ->
         values_out_of_range_are_refused_with_the_name_of_the_setting,
         a_size_may_have_a_unit,
         a_secret_is_not_in_clear_text_where_rabbitmq_logs_settings,
+        a_password_in_a_url_is_not_in_clear_text_where_rabbitmq_logs_settings,
         a_secret_may_be_encrypted,
         the_resource_file_has_what_rabbitmq_asks_for,
         a_library_that_needs_a_newer_libc_says_so,
@@ -58,7 +60,18 @@ values_out_of_range_are_refused_with_the_name_of_the_setting(_Config) ->
     ).
 
 a_size_may_have_a_unit(_Config) ->
-    ?assertEqual([{fragment_target_size, 16777216}], env([{"stream_s3.fragment_target_size", "16MB"}])).
+    [
+        ?assertEqual([{fragment_target_size, Bytes}], env([{"stream_s3.fragment_target_size", Text}]))
+     || {Text, Bytes} <- [{"16MB", 16777216}, {"100KB", 102400}, {"100kb", 102400}, {"2GB", 2147483648}, {"7", 7}]
+    ].
+
+a_password_in_a_url_is_not_in_clear_text_where_rabbitmq_logs_settings(_Config) ->
+    Url = "http://me:secret@proxy:3128",
+    Env = env([{"stream_s3.proxy", Url}]),
+    ?assertEqual([{proxy, [{password, list_to_binary(Url)}]}], Env),
+    ?assertEqual(ok, rabbitmq_stream_s3_config:check(proxy, proplists:get_value(proxy, Env))),
+    ?assertEqual([{proxy, <<"http://(hidden)@proxy:3128">>}], rabbitmq_stream_s3_config:redact(Env)),
+    ?assertEqual([{proxy, "http://proxy:3128"}], env([{"stream_s3.proxy", "http://proxy:3128"}])).
 
 a_secret_is_not_in_clear_text_where_rabbitmq_logs_settings(_Config) ->
     %% The form whose value RabbitMQ's log leaves out; the broker's own suite looks into a log.
@@ -94,7 +107,7 @@ wrong(boolean) -> ["perhaps"];
 wrong(string) -> [];
 wrong(secret) -> [];
 wrong({integer, Min, Max, Word}) -> ["not_" ++ atom_to_list(Word) | wrong({integer, Min, Max})];
-wrong({integer, Min, Max}) -> [integer_to_list(Min - 1), integer_to_list(Max + 1), "many"].
+wrong({integer, Min, Max}) -> [integer_to_list(Min - 1), integer_to_list(Max + 1), "many", "100kB", "1.5GB"].
 
 env(Conf) ->
     case generate(Conf) of
@@ -108,15 +121,8 @@ generate(Conf) ->
     cuttlefish_generator:map(Schema, [{string:lexemes(Setting, "."), Value} || {Setting, Value} <- Conf]).
 
 said({error, _Phase, {errorlist, Errors}}) ->
-    lists:flatten([said_of(Reason) || {error, Reason} <- Errors]).
-
-%% Not for each of its reasons cuttlefish has a sentence.
-said_of(Reason) ->
-    try
-        cuttlefish_error:xlate(Reason)
-    catch
-        error:function_clause -> io_lib:format(" ~0p ", [Reason])
-    end.
+    %% RabbitMQ dies over a reason for which cuttlefish has no sentence.
+    lists:flatten([cuttlefish_error:xlate(Reason) || {error, Reason} <- Errors]).
 
 %% --- resource file ---------------------------------------------------------------------------------------------------
 
