@@ -25,8 +25,9 @@ stream_of(Queue, StreamId) ->
 %% @doc A queue has been declared, or has another policy: each node looks which streams to tier. Events come on one node only.
 -spec queue_changed() -> ok.
 queue_changed() ->
-    _ = gen_server:abcast([node() | nodes()], rabbitmq_stream_s3_reconciler, look_soon),
-    ok.
+    Nodes = [node() | nodes()],
+    _ = gen_server:abcast(Nodes, rabbitmq_stream_s3_reconciler, look_soon),
+    rabbitmq_stream_s3_replicas:look_soon(Nodes).
 
 %% @doc A queue has been deleted: the node that knows its stream has what is left of it collected.
 -spec queue_deleted(Queue :: term()) -> ok.

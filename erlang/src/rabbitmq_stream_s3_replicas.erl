@@ -10,7 +10,7 @@
 -include_lib("kernel/include/logger.hrl").
 -include("rabbitmq_stream_s3.hrl").
 
--export([start_link/0, broadcast/4, look/0, status/0]).
+-export([start_link/0, broadcast/4, look/0, look_soon/1, status/0]).
 -export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2]).
 -export_type([edits/0]).
 
@@ -60,6 +60,11 @@ broadcast(Nodes, StreamId, Epoch, Edits) ->
 look() ->
     gen_server:call(?MODULE, look, infinity).
 
+%% @doc Has these nodes look for their replicas soon. Waits for nobody. No cast: a node with an older version passes over what is none.
+-spec look_soon([node()]) -> ok.
+look_soon(Nodes) ->
+    lists:foreach(fun(Node) -> erlang:send({?MODULE, Node}, look_soon, [noconnect, nosuspend]) end, Nodes).
+
 %% @doc How many streams whose writer is elsewhere have a manifest here, and how many wait for one. Table lookups.
 -spec status() -> #{resolved := non_neg_integer(), pending := non_neg_integer()}.
 status() ->
@@ -99,6 +104,8 @@ handle_cast({persisted, StreamId, Epoch, Edits}, #state{replicas = Replicas} = S
 handle_info({timeout, Timer, look}, #state{timer = Timer} = State) ->
     {_, Next} = look(State),
     {noreply, Next};
+handle_info(look_soon, State) ->
+    {noreply, look_in(?SOON_MS, State)};
 handle_info({timeout, Timer, {sync, StreamId}}, #state{replicas = Replicas} = State) ->
     case Replicas of
         #{StreamId := #replica{sync = {waiting, Timer}} = Replica} ->
@@ -138,9 +145,18 @@ look(State0) ->
     State = look_in(rabbitmq_stream_s3_config:get(reconciliation_interval_ms), State0),
     Look = fun() -> wanted(rabbitmq_stream_s3_log:replicas(), rabbitmq_stream_s3_queue:tiered()) end,
     case rabbitmq_stream_s3_task:call(Look, ?LOOK_TIMEOUT_MS) of
-        {ok, Found} -> {ok, lists:foldl(fun found/2, State, Found)};
+        {ok, Found} -> {ok, lists:foldl(fun found/2, no_longer(Found, State), Found)};
         {error, Reason} -> {{error, Reason}, State}
     end.
+
+%% A stream that is not tiered any more is nobody's to keep up to date. One whose replica has just ended is let go a moment early.
+no_longer(Found, #state{replicas = Replicas} = State) ->
+    lists:foldl(fun let_go/2, State, maps:keys(maps:without([StreamId || {StreamId, _} <- Found], Replicas))).
+
+let_go(StreamId, #state{replicas = Replicas} = State) ->
+    #{StreamId := #replica{monitor = Monitor}} = Replicas,
+    true = demonitor(Monitor, [flush]),
+    left(StreamId, State).
 
 look_in(Delay, #state{timer = Timer} = State) ->
     _ = Timer =/= none andalso erlang:cancel_timer(Timer),

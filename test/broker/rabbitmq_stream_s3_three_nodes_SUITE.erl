@@ -18,6 +18,7 @@
     the_node_of_the_leader_is_cut_off/1,
     all_nodes_are_restarted_with_a_new_version_of_the_plugin/1,
     all_nodes_are_restarted/1,
+    a_stream_that_is_not_tiered_any_more_is_known_on_no_node/1,
     a_deleted_queue_takes_its_tier_along_from_any_node/1,
     producers_see_no_error_that_they_do_not_see_without_the_plugin/1
 ]).
@@ -48,7 +49,8 @@ groups() ->
         {without_plugin, [], Script ++ [all_nodes_are_restarted]},
         {with_plugin, [],
             Script ++ [all_nodes_are_restarted_with_a_new_version_of_the_plugin] ++ [all_nodes_are_restarted || Deep] ++
-                [producers_see_no_error_that_they_do_not_see_without_the_plugin, a_deleted_queue_takes_its_tier_along_from_any_node]}
+                [producers_see_no_error_that_they_do_not_see_without_the_plugin, a_stream_that_is_not_tiered_any_more_is_known_on_no_node,
+                    a_deleted_queue_takes_its_tier_along_from_any_node]}
     ].
 
 init_per_suite(Config) ->
@@ -220,6 +222,18 @@ producers_see_no_error_that_they_do_not_see_without_the_plugin(Config) ->
 %% Somebody who writes to a node that is cut off is told after some seconds each time, and whether once more depends on how long it takes.
 tolerance(cut_off) -> 1;
 tolerance(_) -> 0.
+
+a_stream_that_is_not_tiered_any_more_is_known_on_no_node(Config) ->
+    {Leader, _Others} = leader(Config),
+    StreamId = ?config(stream, Config),
+    Ranges = fun() -> [stream_s3_broker:call(Broker, rabbitmq_stream_s3, get_range, [StreamId]) || Broker <- ?config(brokers, Config)] end,
+    ok = stream_s3_tier:await(known, ?WAIT_MS, fun() -> [{0, Next}, {0, Next}, {0, Next}] = Ranges(), Next > 0 end),
+    Before = Ranges(),
+    Policy = ["set_policy", "tiered", ["^", ?QUEUE, "$"], "{\"stream-s3-tiered\": \"none\"}", "--apply-to", "queues"],
+    _ = stream_s3_broker:cli(Leader, "rabbitmqctl", [iolist_to_binary(Arg) || Arg <- Policy]),
+    ok = stream_s3_tier:await(forgotten, ?WAIT_MS, fun() -> lists:usort(Ranges()) =:= [{error, unresolved}] end),
+    _ = stream_s3_broker:cli(Leader, "rabbitmqctl", ["clear_policy", "tiered"]),
+    ok = stream_s3_tier:await(known_again, ?WAIT_MS, fun() -> Ranges() =:= Before end).
 
 a_deleted_queue_takes_its_tier_along_from_any_node(Config) ->
     {_Leader, [Other | _]} = leader(Config),
