@@ -12,6 +12,7 @@
     every_metric_is_served_in_sum_and_for_each_stream/1,
     every_query_of_dashboard_and_alerts_finds_what_it_asks_for/1,
     what_is_exported_and_restored_is_the_same_byte_for_byte/1,
+    records_are_restored_by_tls_to_a_broker_that_shows_who_it_is/1,
     properties_of_both_protocols_are_exported_as_json/1,
     commands_answer_in_json_and_as_text/1,
     a_stalled_stream_is_unhealthy_and_says_since_when_and_why/1,
@@ -34,6 +35,7 @@ all() ->
         every_metric_is_served_in_sum_and_for_each_stream,
         every_query_of_dashboard_and_alerts_finds_what_it_asks_for,
         what_is_exported_and_restored_is_the_same_byte_for_byte,
+        records_are_restored_by_tls_to_a_broker_that_shows_who_it_is,
         properties_of_both_protocols_are_exported_as_json,
         commands_answer_in_json_and_as_text,
         a_stalled_stream_is_unhealthy_and_says_since_when_and_why,
@@ -46,11 +48,16 @@ init_per_suite(Config) ->
     {ok, Dir} = stream_s3_temp:new("operations"),
     Tier = stream_s3_tier:start(filename:join(Dir, "store")),
     Settings = #{fragment_target_size => "100KB", upload_retry_delay_max_ms => "1000"},
-    Broker = stream_s3_broker:new(#{
-        dir => filename:join(Dir, "a"),
-        conf => [stream_s3_tier:conf(Tier, Settings), "log.file.formatter = json\nlog.file = broker.log\n", "stream.frame_max = 4194304\n"],
-        plugins => [rabbitmq_stream]
-    }),
+    Certificates = stream_s3_certificates:write(filename:join(Dir, "certificates")),
+    New = stream_s3_broker:new(#{dir => filename:join(Dir, "a"), plugins => [rabbitmq_stream]}),
+    Conf = [
+        stream_s3_tier:conf(Tier, Settings),
+        "log.file.formatter = json\nlog.file = broker.log\n",
+        "stream.frame_max = 4194304\n",
+        io_lib:format("stream.listeners.ssl.1 = 127.0.0.1:~b~n", [stream_s3_broker:port(stream_tls, New)]),
+        stream_s3_certificates:conf(Certificates)
+    ],
+    Broker = stream_s3_broker:set_conf(Conf, New),
     ok = stream_s3_broker:start(Broker),
     ok = use_khepri(Broker),
     _ = stream_s3_broker:cli(Broker, "rabbitmq-plugins", ["enable", "rabbitmq_stream_s3"]),
@@ -62,7 +69,7 @@ init_per_suite(Config) ->
     ok = stream_s3_amqp:publish(Channel, ?QUEUE, bodies(), [{<<"trace">>, long, 7}]),
     StreamId = stream_s3_tier:stream_id(Broker, ?QUEUE),
     ok = stream_s3_tier:flush(Broker, StreamId),
-    [{dir, Dir}, {tier, Tier}, {broker, Broker}, {channel, Channel}, {stream, StreamId} | Config].
+    [{dir, Dir}, {tier, Tier}, {broker, Broker}, {channel, Channel}, {stream, StreamId}, {certificates, Certificates} | Config].
 
 end_per_suite(Config) ->
     ok = stream_s3_broker:stop(?config(broker, Config)),
@@ -273,6 +280,33 @@ what_is_exported_and_restored_is_the_same_byte_for_byte(Config) ->
     ?assertMatch({match, _}, re:run(Nobody, "there is no such stream")),
     {2, Wrong} = stream_s3(Tier, ["restore", StreamId, "--into", "restored", "--password", "wrong", "--broker", stream_address(Broker)]),
     ?assertMatch({match, _}, re:run(Wrong, "user name or password are wrong")).
+
+records_are_restored_by_tls_to_a_broker_that_shows_who_it_is(Config) ->
+    Broker = ?config(broker, Config),
+    Tier = ?config(tier, Config),
+    StreamId = ?config(stream, Config),
+    #{authority := Authority} = ?config(certificates, Config),
+    ok = stream_s3_amqp:declare(?config(channel, Config), <<"by TLS">>, []),
+    Restore = fun(Host, Port, More) ->
+        Address = lists:concat([Host, ":", stream_s3_broker:port(Port, Broker)]),
+        stream_s3(Tier, ["restore", StreamId, "--into", "by TLS", "--broker", Address | More])
+    end,
+    %% Another authority has not issued its certificate, the system's neither, and the other port has none.
+    #{authority := Stranger} = stream_s3_certificates:write(filename:join(?config(dir, Config), "others")),
+    {2, Unknown} = Restore("localhost", stream_tls, ["--broker-ca-file", Stranger]),
+    ?assertMatch({{match, _}, _}, {re:run(Unknown, "no TLS connection to localhost:.*invalid peer certificate: (UnknownIssuer|BadSignature)"), Unknown}),
+    {2, System} = Restore("localhost", stream_tls, ["--broker-tls"]),
+    ?assertMatch({{match, _}, _}, {re:run(System, "no TLS connection to localhost:.*invalid peer certificate: UnknownIssuer.*--broker-ca-file"), System}),
+    {2, Plain} = Restore("localhost", stream, ["--broker-ca-file", Authority]),
+    ?assertMatch({{match, _}, _}, {re:run(Plain, "its port for TLS \\(5551 by default\\)"), Plain}),
+    {2, Clear} = Restore("localhost", stream_tls, []),
+    ?assertMatch({{match, _}, _}, {re:run(Clear, "does not answer any more|needs --broker-tls"), Clear}),
+    %% By its name and by its address, both of which the certificate has.
+    {0, _} = Restore("localhost", stream_tls, ["--broker-ca-file", Authority, "--to", "777"]),
+    {0, _} = Restore("127.0.0.1", stream_tls, ["--broker-tls", "--broker-ca-file", Authority]),
+    Restored = stream_s3_tier:stream_id(Broker, <<"by TLS">>),
+    ok = stream_s3_tier:flush(Broker, Restored),
+    ?assertEqual(stream_s3_tier:records(Tier, Broker, StreamId), stream_s3_tier:records(Tier, Broker, Restored)).
 
 properties_of_both_protocols_are_exported_as_json(Config) ->
     Broker = ?config(broker, Config),

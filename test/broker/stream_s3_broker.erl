@@ -57,7 +57,7 @@ new(#{dir := Dir} = Options) ->
         node => list_to_atom(Name ++ "@" ++ maps:get(host, Options, "localhost")),
         dir => Dir,
         cookie => maps:get(cookie, Options, "stream_s3_" ++ os:getpid()),
-        ports => free_ports([amqp, stream, prometheus, distribution]),
+        ports => free_ports([amqp, stream, stream_tls, prometheus, distribution]),
         plugins => maps:get(plugins, Options, [rabbitmq_stream, rabbitmq_stream_s3]),
         conf => maps:get(conf, Options, ""),
         plugin_dir => maps:get(plugin_dir, Options, plugin_dir()),
@@ -82,7 +82,7 @@ plugin_dir() ->
 -spec node(broker()) -> node().
 node(#{node := Node}) -> Node.
 
-%% @doc A port of 127.0.0.1: amqp, stream, prometheus or distribution.
+%% @doc A port of 127.0.0.1: amqp, stream, prometheus or distribution; stream_tls is free, for who configures it.
 -spec port(atom(), broker()) -> inet:port_number().
 port(Name, #{ports := Ports}) -> maps:get(Name, Ports).
 

@@ -149,6 +149,12 @@ struct RestoreArgs {
     /// Node of the cluster, with its port for the stream protocol
     #[arg(long, value_name = "HOST:PORT", default_value = "localhost:5552")]
     broker: String,
+    /// Connect by TLS; the port is another one then, 5551 by default
+    #[arg(long)]
+    broker_tls: bool,
+    /// The authorities to trust for the broker's certificate, as PEM, instead of the system's; implies --broker-tls
+    #[arg(long, value_name = "FILE")]
+    broker_ca_file: Option<PathBuf>,
     /// Virtual host of that stream
     #[arg(long, default_value = "/")]
     vhost: String,
@@ -370,6 +376,11 @@ async fn restore(store: StoreArgs, args: RestoreArgs, output: &OutputArgs) -> Re
             .publisher
             .unwrap_or_else(|| format!("stream-s3 {name}")),
         broker: args.broker,
+        tls: match (args.broker_ca_file, args.broker_tls) {
+            (Some(file), _) => Some(restore::Trust::File(file)),
+            (None, true) => Some(restore::Trust::System),
+            (None, false) => None,
+        },
         vhost: args.vhost,
         user: args.user,
         password: args.password,

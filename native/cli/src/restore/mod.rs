@@ -2,6 +2,7 @@
 
 mod protocol;
 mod publisher;
+mod tls;
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -12,6 +13,7 @@ use stream_s3_core::units::Offset;
 
 pub(crate) use self::publisher::Address;
 use self::publisher::Publisher;
+pub(crate) use self::tls::Trust;
 use crate::export::records::Records;
 use crate::export::source::Source;
 use crate::progress::Progress;

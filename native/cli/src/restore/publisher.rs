@@ -5,15 +5,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, split};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::protocol::{
     Builder, Frame, HEAD_LEN, MESSAGE_HEAD_LEN, OK, PUBLISH_HEAD_LEN, key, refusal,
 };
+use super::tls::{self, Trust};
 use crate::reader::Failed;
 
 /// How long the broker may keep silent while it owes an answer.
@@ -30,6 +30,8 @@ const PUBLISHER_ID: u8 = 0;
 pub(crate) struct Address {
     /// `HOST:PORT` of a node of the cluster, any one.
     pub(crate) broker: String,
+    /// Whom to trust where the connection is to be encrypted; `None`: it is not.
+    pub(crate) tls: Option<Trust>,
     /// Virtual host.
     pub(crate) vhost: String,
     /// User.
@@ -55,7 +57,7 @@ pub(crate) struct Publisher {
 }
 
 struct Connection {
-    out: OwnedWriteHalf,
+    out: Box<dyn AsyncWrite + Send + Unpin>,
     frames: mpsc::Receiver<Frame>,
     correlation: u32,
     broker: String,
@@ -75,7 +77,7 @@ impl Publisher {
                 )));
             }
         }
-        let mut connection = Connection::open(&address.broker).await?;
+        let mut connection = Connection::open(address).await?;
         let frame_max = connection.log_in(address).await?;
         let query = Builder::default()
             .string(&address.publisher)
@@ -217,7 +219,8 @@ impl Publisher {
 }
 
 impl Connection {
-    async fn open(broker: &str) -> Result<Self, Failed> {
+    async fn open(address: &Address) -> Result<Self, Failed> {
+        let broker = &address.broker;
         let unreachable = |why: String| {
             Failed::Broker(format!(
                 "cannot connect to {broker}: {why}; check --broker, and that the plugin rabbitmq_stream is enabled there"
@@ -231,15 +234,28 @@ impl Connection {
         stream
             .set_nodelay(true)
             .map_err(|error| unreachable(error.to_string()))?;
-        let (input, out) = stream.into_split();
+        match &address.tls {
+            None => Ok(Self::over(stream, broker)),
+            Some(trust) => {
+                let handshake = tls::handshake(trust, broker, stream);
+                let encrypted = timeout(SILENCE, handshake)
+                    .await
+                    .map_err(|_elapsed| unreachable("no answer to TLS".to_owned()))?;
+                Ok(Self::over(encrypted?, broker))
+            }
+        }
+    }
+
+    fn over(stream: impl AsyncRead + AsyncWrite + Send + 'static, broker: &str) -> Self {
+        let (input, out) = split(stream);
         let (sender, frames) = mpsc::channel(64);
         tokio::spawn(read_frames(BufReader::new(input), sender));
-        Ok(Self {
-            out,
+        Self {
+            out: Box::new(out),
             frames,
             correlation: 0,
             broker: broker.to_owned(),
-        })
+        }
     }
 
     /// Logs in and opens the virtual host. Answers the largest frame allowed, 0 for any.
@@ -328,7 +344,10 @@ impl Connection {
         let mut bytes = Vec::with_capacity(HEAD_LEN + frame.len());
         bytes.extend_from_slice(&(frame.len() as u32).to_be_bytes());
         bytes.extend_from_slice(frame);
-        match timeout(SILENCE, self.out.write_all(&bytes)).await {
+        let out = &mut self.out;
+        // With TLS, what is written waits for the flush.
+        let sent = async { out.write_all(&bytes).await.and(out.flush().await) };
+        match timeout(SILENCE, sent).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(self.gone()),
         }
@@ -350,14 +369,14 @@ impl Connection {
 
     fn nonsense(&self) -> Failed {
         Failed::Broker(format!(
-            "{} sends what the stream protocol does not have here: is that its port (5552 by default), without TLS?",
+            "{} sends what the stream protocol does not have here: is that its port (5552 by default)? With TLS it is another one (5551), and needs --broker-tls",
             self.broker
         ))
     }
 }
 
 /// Hands on what comes until the connection ends or nobody listens.
-async fn read_frames(mut input: BufReader<OwnedReadHalf>, frames: mpsc::Sender<Frame>) {
+async fn read_frames(mut input: BufReader<impl AsyncRead + Unpin>, frames: mpsc::Sender<Frame>) {
     loop {
         let Ok(len) = input.read_u32().await else {
             return;
