@@ -37,7 +37,7 @@
 -export([history_key/2, history_prefix/2, valid_run_id/1, history_postpone/1, history_may_sweep/3]).
 -export([governor_start/1, governor_submit/5, governor_finished/2, governor_cancel/2, governor_set_rate/3]).
 -export([governor_set_concurrency/2, governor_stop/3, governor_info/1]).
--export([pins_enter/6, pins_persisted/2, pins_look/1, pins_leave/2, pins_sweep/0, pins_clear/2]).
+-export([pins_enter/6, pins_hold/4, pins_persisted/2, pins_look/1, pins_leave/2, pins_sweep/0, pins_clear/2]).
 -export([pins_joining/4, pins_identity/4, pins_headers/5, pins_info/0]).
 
 -export_type([assembly/0, core/0, store/0, governor/0, chunk/0, meta/0, effect/0, reason/0, op/0, error_kind/0]).
@@ -691,6 +691,11 @@ pins_enter(_StreamId, _Dir, _Writer, _Budget, _Pid, _Ref) -> ?NOT_LOADED.
 %% @doc Everything below an offset is persisted: segments that end there or before are let go.
 -spec pins_persisted(Dir :: file:filename_all(), offset()) -> ok.
 pins_persisted(_Dir, _Offset) -> ?NOT_LOADED.
+
+%% @doc Keeps the segment that begins at `Segment' open whatever the budget is, until something of it is persisted. `To' gets `{pins_result, Ref,
+%% ok | {error, Text}}'.
+-spec pins_hold(Dir :: file:filename_all(), Segment :: offset(), To :: pid(), Ref :: reference()) -> ok.
+pins_hold(_Dir, _Segment, _To, _Ref) -> ?NOT_LOADED.
 
 %% @doc Looks at a directory once more, in case the system does not watch it.
 -spec pins_look(Dir :: file:filename_all()) -> ok.

@@ -5,7 +5,7 @@
 %% started again; with the writer's end, or that of the application, everything is let go.
 -module(rabbitmq_stream_s3_pins).
 
--export([enter/4, joining/3, identity/3, persisted/2, look/1, leave/2, sweep/0, clear/0]).
+-export([enter/4, hold/3, joining/3, identity/3, persisted/2, look/1, leave/2, sweep/0, clear/0]).
 -export([headers/3, info/0, stream_bytes/1]).
 
 -define(CLEAR_WAIT_MS, 5000).
@@ -19,6 +19,12 @@
 enter(StreamId, #{dir := Dir}, Writer, Timeout) ->
     Budget = rabbitmq_stream_s3_config:get(pinned_segment_bytes),
     wait(Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:pins_enter(StreamId, Dir, Writer, Budget, self(), Ref) end).
+
+%% @doc Keeps the segment that begins at an offset open until something of it is persisted, and waits until it is: {@link
+%% rabbitmq_stream_s3_nif:pins_hold/4}. An error: it cannot be opened, most likely because it is deleted.
+-spec hold(context(), Segment :: offset(), timeout()) -> ok | {error, term()}.
+hold(#{dir := Dir}, Segment, Timeout) ->
+    wait(Timeout, fun(Ref) -> rabbitmq_stream_s3_nif:pins_hold(Dir, Segment, self(), Ref) end).
 
 %% @doc The range of a log with what prolongs it: `pinned_first' is where the pinned segments begin that reach up to the log without
 %% a gap.

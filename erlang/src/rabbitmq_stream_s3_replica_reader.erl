@@ -25,6 +25,8 @@
 -define(FORCE_CUT_TIMEOUT_MS, 30000).
 %% A reader answers between two turns of its drain.
 -define(PAUSE_TIMEOUT_MS, 5000).
+%% One file is opened.
+-define(HOLD_TIMEOUT_MS, 5000).
 %% A writer that starts, or a queue that is being declared, is found unready once or twice.
 -define(WORTH_TELLING, 3).
 
@@ -353,17 +355,27 @@ begin_at({resume, At}, Manifest, Reader) ->
 %% The old tier stays published until the new one has a fragment. So a log that loses segments faster than they are uploaded never
 %% makes an empty tier of it.
 begin_at({local_ahead, Discarded, At}, Manifest, #reader{announced = Discarded} = Reader) ->
-    run(At, Manifest, {reset, At, with_first_fragment}, Reader);
+    begin_anew(At, Manifest, Reader);
 begin_at({local_ahead, Discarded, At}, Manifest, Reader) ->
     count(local_log_ahead_recoveries, Reader),
     log_reset("retention has deleted what was not tiered yet", Discarded, At, Reader),
-    run(At, Manifest, {reset, At, with_first_fragment}, Reader#reader{announced = Discarded});
+    begin_anew(At, Manifest, Reader#reader{announced = Discarded});
 begin_at({remote_ahead, Discarded, At}, Manifest, Reader) ->
     count(remote_tier_ahead_recoveries, Reader),
     log_reset("it is not of the local log's timeline", Discarded, At, Reader),
     run(At, Manifest, {reset, At, at_once}, Reader);
 begin_at(wait_for_log, _Manifest, Reader) ->
     not_resolved(empty_log, Reader).
+
+%% Where nothing is pinned, what was begun last may have been deleted while its upload waited for its turn. Once is enough: of this beginning
+%% something is persisted, whatever becomes of the log.
+begin_anew(At, Manifest, #reader{cut_early = true, context = Context} = Reader) ->
+    case rabbitmq_stream_s3_pins:hold(Context, At, ?HOLD_TIMEOUT_MS) of
+        ok -> run(At, Manifest, {reset, At, with_first_fragment}, Reader);
+        {error, Reason} -> not_resolved({pins, Reason}, Reader)
+    end;
+begin_anew(At, Manifest, Reader) ->
+    run(At, Manifest, {reset, At, with_first_fragment}, Reader).
 
 log_reset(Why, {First, Next}, At, #reader{stream = StreamId}) ->
     ?LOG_WARNING(

@@ -34,6 +34,8 @@
 -define(DEEP_RACE_MS, 600000).
 %% Segments that are deleted in a race, at least.
 -define(RACED, 100).
+%% New beginnings that it takes, at least, where nothing is pinned.
+-define(BEGUN, 3).
 -define(RECORD, 500).
 -define(WRITTEN_A_SECOND, 600000).
 -define(UPLOADED_A_SECOND, 200000).
@@ -51,6 +53,7 @@ all() ->
         without_pins_the_tier_begins_anew_with_the_log,
         what_is_held_open_ends_with_the_stream,
         what_is_held_open_ends_with_the_application,
+        without_pins_a_tier_grows_though_uploads_wait_longer_than_segments_live,
         with_pins_no_record_is_missing_however_fast_retention_is,
         without_pins_every_new_beginning_gets_something_tiered
     ].
@@ -212,6 +215,37 @@ without_pins_the_tier_begins_anew_with_the_log(Config) ->
     ?assertMatch(#{local_log_ahead_recoveries := 1}, counters(Config)),
     ok = assert_end(Config, 210).
 
+%% A segment lives for some 40 ms, and an upload waits for more than a second until it is admitted.
+without_pins_a_tier_grows_though_uploads_wait_longer_than_segments_live(Config) ->
+    ok = stream_s3_world:set(#{pinned_segment_bytes => 0}),
+    Writer = start_stream(Config),
+    write(Writer, 0, 10),
+    ok = settle(Config, Writer),
+    #{persists_completed := Persists} = counters(Config),
+    ok = rabbitmq_stream_s3:set_transfer_rate(2000, undefined),
+    Now = erlang:monotonic_time(millisecond),
+    Records = write_until(fun() -> maps:get(persists_completed, counters(Config)) >= Persists + 3 end, Writer, 10, Now, Now + ?TIMEOUT),
+    #{local_log_ahead_recoveries := Resets, persists_completed := After} = counters(Config),
+    ct:pal("~b records, ~b new beginnings, ~b persists", [Records, Resets, After]),
+    ?assert(Resets > 1, Resets),
+    ?assert(After >= Resets, {After, Resets}),
+    ok = rabbitmq_stream_s3:set_transfer_rate(unlimited, undefined),
+    ok = settle(Config, Writer),
+    ok = assert_end(Config, Records).
+
+%% At the pace of a race.
+write_until(IsDone, Writer, N, Start, Deadline) ->
+    ok = write_at_once(Writer, N, 10),
+    Now = erlang:monotonic_time(millisecond),
+    timer:sleep(max(0, Start + N * ?RECORD * 1000 div ?WRITTEN_A_SECOND - Now)),
+    case IsDone() of
+        true ->
+            N + 10;
+        false ->
+            ?assert(Now < Deadline, nothing_is_persisted),
+            write_until(IsDone, Writer, N + 10, Start, Deadline)
+    end.
+
 what_is_held_open_ends_with_the_stream(Config) ->
     Stream = ?config(stream, Config),
     Writer = start_stream(Config),
@@ -241,7 +275,7 @@ what_is_held_open_ends_with_the_application(Config) ->
 with_pins_no_record_is_missing_however_fast_retention_is(Config) ->
     ok = stream_s3_world:set(#{fragment_target_size => deep(?TIMES_LARGER, 1) * ?FRAGMENT}),
     Writer = start_stream(Config),
-    #{records := Records, segments := Segments} = race(Config, Writer),
+    #{records := Records, segments := Segments} = race(Config, Writer, fun() -> true end),
     ct:pal("~b records, ~b segments deleted, ~b bytes held open at the end", [
         Records, Segments, rabbitmq_stream_s3_pins:stream_bytes(?config(stream, Config))
     ]),
@@ -252,13 +286,14 @@ with_pins_no_record_is_missing_however_fast_retention_is(Config) ->
 without_pins_every_new_beginning_gets_something_tiered(Config) ->
     ok = stream_s3_world:set(#{pinned_segment_bytes => 0}),
     Writer = start_stream(Config),
-    #{records := Records, segments := Segments, empty := Empty, samples := Samples} = race(Config, Writer),
+    HasBegunAnew = fun() -> maps:get(local_log_ahead_recoveries, counters(Config)) > ?BEGUN end,
+    #{records := Records, segments := Segments, empty := Empty, samples := Samples} = race(Config, Writer, HasBegunAnew),
     #{local_log_ahead_recoveries := Resets, persists_completed := Persists} = counters(Config),
     ct:pal("~b records, ~b segments deleted, ~b new beginnings, ~b persists, ~b of ~b samples empty", [
         Records, Segments, Resets, Persists, Empty, Samples
     ]),
     ?assert(Segments > ?RACED, Segments),
-    ?assert(Resets > 3, Resets),
+    ?assert(Resets > ?BEGUN, Resets),
     ?assert(Persists >= Resets, {Persists, Resets}),
     ?assert(Empty * 10 =< Samples, {Empty, Samples}),
     ok = rabbitmq_stream_s3:set_transfer_rate(unlimited, undefined),
@@ -266,14 +301,14 @@ without_pins_every_new_beginning_gets_something_tiered(Config) ->
     ok = assert_end(Config, Records).
 
 %% Writes for a while, faster than is uploaded.
-race(Config, Writer) ->
+race(Config, Writer, IsEnough) ->
     ok = ?READER:await_offset(?config(stream, Config), 0),
     ok = rabbitmq_stream_s3:set_transfer_rate(?UPLOADED_A_SECOND, undefined),
     Now = erlang:monotonic_time(millisecond),
     Until = Now + deep(?DEEP_RACE_MS, ?RACE_MS),
-    race(Config, Writer, Now, Until, #{records => 0, empty => 0, samples => 0}).
+    race(Config, Writer, IsEnough, Now, Until, #{records => 0, empty => 0, samples => 0}).
 
-race(Config, Writer, Start, Until, #{records := N} = Sums0) ->
+race(Config, Writer, IsEnough, Start, Until, #{records := N} = Sums0) ->
     ok = write_at_once(Writer, N, 10),
     Sums = sample(Config, Sums0#{records := N + 10}),
     %% The writer's pace, which is no waiting for anything.
@@ -281,9 +316,9 @@ race(Config, Writer, Start, Until, #{records := N} = Sums0) ->
     Now = erlang:monotonic_time(millisecond),
     timer:sleep(max(0, Due - Now)),
     %% A machine that does much else takes longer until enough has been deleted.
-    case Now < Until orelse segments_deleted(Config, Writer) =< ?RACED of
-        true -> race(Config, Writer, Start, Until, Sums);
-        false -> Sums#{segments => segments_deleted(Config, Writer)}
+    case Now >= Until andalso segments_deleted(Config, Writer) > ?RACED andalso IsEnough() of
+        false -> race(Config, Writer, IsEnough, Start, Until, Sums);
+        true -> Sums#{segments => segments_deleted(Config, Writer)}
     end.
 
 segments_deleted(Config, Writer) ->

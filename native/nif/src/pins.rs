@@ -51,6 +51,22 @@ fn pins_persisted(dir: Term, persisted: Term) -> NifResult<rustler::Atom> {
     Ok(atoms::ok())
 }
 
+/// Keeps one segment of a log open until something of it is persisted. Microseconds.
+#[rustler::nif]
+fn pins_hold(dir: Term, segment: Term, to: LocalPid, reference: Term) -> NifResult<rustler::Atom> {
+    let (dir, segment) = (term::path(dir)?, term::offset(segment, "segment")?);
+    let executor = threads()?;
+    let job = executor.pins().hold(&dir, segment);
+    answer(executor, to, reference, async move {
+        match executor.read(job).await {
+            Ok(Ok(())) => PinsAnswer::Done,
+            Ok(Err(error)) => PinsAnswer::Failed(error.to_string()),
+            Err(text) => PinsAnswer::Failed(text),
+        }
+    });
+    Ok(atoms::ok())
+}
+
 /// Looks at the directory of a log. Microseconds.
 #[rustler::nif]
 fn pins_look(dir: Term) -> NifResult<rustler::Atom> {

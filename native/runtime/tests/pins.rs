@@ -422,3 +422,51 @@ async fn behind_a_segment_that_could_not_be_pinned_the_others_join_the_log() {
     let joining = |first| pins.joining(&executor, dir, Offset(first));
     assert_eq!(joining(30).await.expect("readable"), Some(Offset(15)));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_held_segment_uploads_without_a_budget_and_is_let_go_once_something_of_it_is_persisted() {
+    let (_dir, store) = folder();
+    let executor = Executor::current().expect("threads");
+    let governor = governor_on(&executor, 1);
+    let log = three_segments();
+    let (pins, dir) = (executor.pins(), log.dir.path());
+    let fragment = log.fragment_of(&log.chunks[..2]);
+    enter(pins, &log, 0);
+    pins.hold(dir, Offset(0))().expect("it is there");
+    assert_eq!(pins.info(), linked(1));
+    let bytes = unlink(&log, 0);
+    becomes(pins, &unlinked(1, bytes)).await;
+    // Once more, now that it has no name.
+    pins.hold(dir, Offset(0))().expect("it is open");
+    pins.persisted(dir, Offset(0))();
+    assert_eq!(pins.info(), unlinked(1, bytes));
+    assert!(matches!(
+        upload_by(&governor, &store, &fragment).await,
+        Event::Finished(Ok(_))
+    ));
+    pins.persisted(dir, Offset(10))();
+    assert_eq!(pins.info(), linked(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_segment_of_a_log_is_held_and_it_is_that_of_the_writer_who_asked() {
+    let pins = Pins::default();
+    let log = three_segments();
+    let dir = log.dir.path();
+    // Of a log that nobody has entered.
+    pins.hold(dir, Offset(0))().expect("it is there");
+    assert_eq!(pins.info(), PinsInfo::default());
+    enter(&pins, &log, 0);
+    pins.hold(dir, Offset(0))().expect("it is there");
+    pins.hold(dir, Offset(15))().expect("it is there");
+    assert_eq!(pins.info(), linked(1));
+    assert!(pins.file(dir, Offset(15)).is_some());
+    unlink(&log, 0);
+    let error = pins.hold(dir, Offset(0))().expect_err("it is deleted");
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    assert!(pins.file(dir, Offset(15)).is_some());
+    let late = pins.hold(dir, Offset(30));
+    pins.enter(stream(), dir, b"another", || true, 0)();
+    late().expect("it is there");
+    assert_eq!(pins.info(), linked(0));
+}

@@ -81,6 +81,29 @@ struct Log {
     persisted: Offset,
     watched: Option<i32>,
     pins: BTreeMap<Offset, Pin>,
+    /// The segment that stays whatever the budget is, until something of it is persisted.
+    held: Option<Offset>,
+}
+
+impl Log {
+    /// Answers the file where the segment is pinned already.
+    fn pin(&mut self, segment: Offset, file: Arc<File>, next_age: &mut u64) -> Option<Arc<File>> {
+        if self.pins.contains_key(&segment) {
+            return Some(file);
+        }
+        // One that was seen late goes before those behind it all the same: without them it would be of no use.
+        let mut behind = self.pins.range((Excluded(segment), Unbounded));
+        let pin = Pin {
+            file,
+            age: behind.next().map_or(*next_age, |(_, pin)| pin.age),
+            end: None,
+            followed: None,
+            unlinked: None,
+        };
+        *next_age += 1;
+        self.pins.insert(segment, pin);
+        None
+    }
 }
 
 struct Pin {
@@ -160,6 +183,7 @@ impl Pins {
                 persisted: Offset(0),
                 watched: None,
                 pins: BTreeMap::new(),
+                held: None,
             };
             state.logs.insert(dir.to_owned(), log)
         };
@@ -169,6 +193,42 @@ impl Pins {
             // Before the look, so that a segment that appears meanwhile is seen by one of them.
             pins.begin_watching(&dir);
             pins.look(&dir);
+        }
+    }
+
+    /// Keeps one segment of a log open whatever the budget is, until something of it is persisted; an earlier one is let go. For a tier that begins
+    /// anew there, after a beginning of which nothing was uploaded in time.
+    ///
+    /// The answer does the work, which blocks on the file system. Of a log that nobody has entered, or another writer by then, nothing is kept.
+    ///
+    /// # Errors
+    /// Of the answer: the segment cannot be opened.
+    pub fn hold(
+        &self,
+        dir: &Path,
+        segment: Offset,
+    ) -> impl FnOnce() -> io::Result<()> + Send + 'static {
+        let writer = self
+            .0
+            .state
+            .lock()
+            .logs
+            .get(dir)
+            .map(|log| Arc::clone(&log.writer));
+        let (pins, dir) = (self.clone(), dir.to_owned());
+        move || {
+            let file = match pins.file(&dir, segment) {
+                Some(pinned) => pinned,
+                None => Arc::new(files::open(&segment_path(&dir, segment))?),
+            };
+            let unused = pins
+                .0
+                .state
+                .lock()
+                .hold(&dir, segment, file, writer.as_ref());
+            drop(unused);
+            pins.look(&dir);
+            Ok(())
         }
     }
 
@@ -391,6 +451,23 @@ impl State {
         })
     }
 
+    /// Answers the file where it is not needed.
+    fn hold(
+        &mut self,
+        dir: &Path,
+        segment: Offset,
+        file: Arc<File>,
+        writer: Option<&Arc<Writer>>,
+    ) -> Option<Arc<File>> {
+        let log = self.logs.get_mut(dir);
+        let same = |log: &&mut Log| writer.is_some_and(|writer| Arc::ptr_eq(&log.writer, writer));
+        let Some(log) = log.filter(same) else {
+            return Some(file);
+        };
+        log.held = Some(segment);
+        log.pin(segment, file, &mut self.next_age)
+    }
+
     /// Descriptors that may still be pinned.
     fn spare(&self) -> usize {
         descriptors().saturating_sub(self.logs.values().map(|log| log.pins.len()).sum())
@@ -409,22 +486,14 @@ impl State {
         };
         let mut gone = Vec::new();
         for (segment, file) in found.opened {
-            if spare == 0 || log.pins.contains_key(&segment) {
+            if spare == 0 {
                 gone.push(file);
                 continue;
             }
-            spare -= 1;
-            // One that was seen late goes before those behind it all the same: without them it would be of no use.
-            let mut behind = log.pins.range((Excluded(segment), Unbounded));
-            let pin = Pin {
-                file,
-                age: behind.next().map_or(self.next_age, |(_, pin)| pin.age),
-                end: None,
-                followed: None,
-                unlinked: None,
-            };
-            self.next_age += 1;
-            log.pins.insert(segment, pin);
+            match log.pin(segment, file, &mut self.next_age) {
+                Some(pinned_already) => gone.push(pinned_already),
+                None => spare -= 1,
+            }
         }
         for (segment, file, size) in found.sizes {
             let pin = log.pins.get_mut(&segment);
@@ -440,12 +509,14 @@ impl State {
             }
         }
         let (all, persisted) = (self.budget == 0, log.persisted);
+        log.held = log.held.filter(|held| persisted <= *held);
+        let held = log.held;
         let starts: BTreeSet<Offset> = log.pins.keys().copied().chain(found.segments).collect();
         // A segment ends at the latest where any later one begins, also if those in between were never seen.
         let ends_by = |at: Offset| starts.range((Excluded(at), Unbounded)).next().copied();
-        let superfluous = log
-            .pins
-            .extract_if(.., |at, _| all || is_superfluous(ends_by(*at), persisted));
+        let superfluous = log.pins.extract_if(.., |at, _| {
+            all && held != Some(*at) || is_superfluous(ends_by(*at), persisted)
+        });
         gone.extend(superfluous.map(|(_, pin)| pin.file));
         gone.extend(self.keep_budget());
         gone
@@ -456,7 +527,11 @@ impl State {
         let mut unlinked: Vec<(u64, &PathBuf, Offset, u64)> = self
             .logs
             .iter()
-            .flat_map(|(dir, log)| log.pins.iter().map(move |(at, pin)| (dir, at, pin)))
+            .flat_map(|(dir, log)| {
+                let pins = log.pins.iter();
+                let free = pins.filter(|(at, _)| log.held != Some(**at));
+                free.map(move |(at, pin)| (dir, at, pin))
+            })
             .filter_map(|(dir, at, pin)| pin.unlinked.map(|size| (pin.age, dir, *at, size)))
             .collect();
         unlinked.sort_unstable();
