@@ -28,7 +28,7 @@ fn a_seed_is_a_world() {
     }
 }
 
-/// Worlds in which something was found once.
+/// Worlds in which something was found once, as they have become since: each change of the worlds changes what a seed means.
 macro_rules! found {
     ($($name:ident: $seed:literal,)*) => {
         $(

@@ -132,3 +132,44 @@ impl World {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use stream_s3_core::admission::Rate;
+
+    use super::*;
+    use crate::env::Env;
+    use crate::plan::Limits;
+
+    /// Found at seed 63521: three streams of tiny fragments behind a governor of a thousand bytes a second had not come to an end.
+    #[test]
+    fn a_world_has_the_time_that_its_bytes_take_at_the_slowest_rate() {
+        let mut world = World {
+            env: Env::new(1, Limits::NONE, false),
+            readers: BTreeMap::new(),
+            ignored: BTreeSet::new(),
+            restarts: BTreeMap::new(),
+            rested: None,
+        };
+        let env = &mut world.env;
+        assert!(env.cluster.elect(0, 0).is_some());
+        for member in 0..MEMBERS {
+            env.cluster.join(member);
+        }
+        for _ in 0..20 {
+            env.cluster.write(&mut env.rng, 0, 0);
+        }
+        env.cluster.replicate(0, 20);
+        env.committed();
+        let bytes = env.oracle.bytes();
+        assert!(bytes > 0);
+        assert_eq!(world.time_of_bytes(), 0, "nothing was ever limited");
+        world.env.limited(Rate::BytesPerSec(2_000));
+        world.env.limited(Rate::Unlimited);
+        world.env.limited(Rate::BytesPerSec(100));
+        world.env.limited(Rate::BytesPerSec(500));
+        assert_eq!(world.time_of_bytes(), bytes * 10);
+    }
+}
