@@ -27,6 +27,8 @@
 -define(WAIT_MS, 60000).
 %% The code of AMQP with which a broker that stops closes.
 -define(CONNECTION_FORCED, 320).
+%% And that for a channel that has crashed.
+-define(INTERNAL_ERROR, 541).
 %% The first number of a writer besides the other one.
 -define(CUT_OFF, 1 bsl 40).
 
@@ -216,12 +218,15 @@ producers_see_no_error_that_they_do_not_see_without_the_plugin(Config) ->
         {What, With, Without}
      || What <- Whats,
         #{{with_plugin, What} := With, {without_plugin, What} := Without} <- [Seen],
-        lists:usort(With) -- lists:usort(Without) =/= [] orelse length(With) > length(Without) + tolerance(What)
+        lists:usort(With) -- lists:usort(Without) =/= [] orelse length(With) > most(What, length(Without))
     ]).
 
 %% Somebody who writes to a node that is cut off is told after some seconds each time, and whether once more depends on how long it takes.
-tolerance(cut_off) -> 1;
-tolerance(_) -> 0.
+most(cut_off, Without) -> Without + 1;
+%% One for each stop of the node that a writer is connected to; to which ones it comes on its way through the list is luck. More than one
+%% for each of the three nodes are refused in both groups.
+most(restart, Without) -> max(Without, 3);
+most(_, Without) -> Without.
 
 a_stream_that_is_not_tiered_any_more_is_known_on_no_node(Config) ->
     {Leader, _Others} = leader(Config),
@@ -267,8 +272,12 @@ rolling(Config, Change) ->
             Brokers
         )
     end),
-    ok = seen(restart, Errors, Config),
-    ?assert(length(Errors) =< length(Brokers), Errors),
+    {Unlucky, Own} = lists:partition(fun(Error) -> kind(Error) =:= {closed, [?INTERNAL_ERROR]} end, Errors),
+    ok = seen(restart, Own, Config),
+    ?assert(length(Own) =< length(Brokers), Errors),
+    %% With the plugin or without: where the first message of a connection meets a coordinator of streams that is about to stop, RabbitMQ's
+    %% channel dies of the answer (in rabbit_stream_queue:init/1, of {error, shutdown}).
+    ?assert(length(Unlucky) =< length(Brokers), Errors),
     compare(Config).
 
 %% Remembers what a writer has seen: how often what kind of error.
@@ -294,6 +303,8 @@ codes(_) -> [].
 written_during(Config, Brokers, Fun) ->
     [{all, #{next := First}}] = ets:lookup(?config(written, Config), all),
     Writer = stream_s3_writer:start([stream_s3_broker:port(amqp, Broker) || Broker <- Brokers], ?QUEUE, First),
+    %% Else its first message may meet what is about to happen.
+    ok = stream_s3_writer:await(Writer),
     try
         ok = Fun()
     catch
