@@ -227,7 +227,7 @@ without_pins_a_tier_grows_though_uploads_wait_longer_than_segments_live(Config) 
     Records = write_until(fun() -> maps:get(persists_completed, counters(Config)) >= Persists + 3 end, Writer, 10, Now, Now + ?TIMEOUT),
     #{local_log_ahead_recoveries := Resets, persists_completed := After} = counters(Config),
     ct:pal("~b records, ~b new beginnings, ~b persists", [Records, Resets, After]),
-    ?assert(Resets > 1, Resets),
+    ?assert(Resets > 0, Resets),
     ?assert(After >= Resets, {After, Resets}),
     ok = rabbitmq_stream_s3:set_transfer_rate(unlimited, undefined),
     ok = settle(Config, Writer),
