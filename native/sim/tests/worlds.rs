@@ -49,6 +49,7 @@ found! {
     what_counts_as_true_since_nobody_could_tell_still_does_after_another_election: 74_804,
     a_log_that_comes_back_is_known_as_a_whole_where_a_chunk_reached_across_its_beginning: 86_378,
     a_member_that_was_out_of_touch_in_an_election_does_not_go_on_as_if_it_had_joined: 123_792,
+    a_waiter_is_not_concerned_with_what_a_deposed_writer_tiers_behind_its_offset: 418_123,
 }
 
 macro_rules! twins {

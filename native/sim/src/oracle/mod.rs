@@ -235,8 +235,11 @@ impl Env {
         let current = self.cluster.current();
         let is_current = current.map(|(_, current)| current.id) == Some(writer.id);
         let holds = if is_current && !self.metadata.deleted {
+            // A deposed writer may have tiered more since, of a log that is lost: the next persist fails, and finds that out.
             self.oracle.tier.as_ref().is_some_and(|tier| {
-                tier.manifest.next_offset.0 >= offset && self.oracle.is_phantom(tier).is_none()
+                let phantom = self.oracle.is_phantom(tier);
+                tier.manifest.next_offset.0 >= offset
+                    && phantom.is_none_or(|first| first.0 >= offset)
             })
         } else {
             // One that was replaced without knowing, or whose stream was deleted, may be right about the past only.
