@@ -118,6 +118,7 @@ impl Env {
         self.oracle.nodes.insert(writer.epoch, leader);
         if let Some(lost) = self.oracle.tell(&self.cluster, leader) {
             self.oracle.losses += 1;
+            self.oracle.lacking.insert(writer.epoch);
             self.coverage.hit("committed chunks lost");
             self.note(|| format!("all committed chunks from {lost} on are lost"));
         }

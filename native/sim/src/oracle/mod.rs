@@ -64,6 +64,8 @@ pub(crate) struct Oracle {
     grafts: BTreeMap<Identity, Identity>,
     /// How often committed chunks were lost.
     pub(crate) losses: u64,
+    /// Epochs whose writer lacked what had been committed before.
+    lacking: BTreeSet<u64>,
     pub(crate) tier: Option<Tier>,
     /// Every persisted manifest.
     pub(crate) history: Vec<Manifest>,

@@ -216,7 +216,9 @@ impl Env {
         }
         let gap = first > old.next_offset.0 && (!alive || local_first > old.next_offset.0);
         // A writer whose own log lost records, while another has them still: it cannot know.
-        let lossy = self.oracle.losses > 0 && contradicts(member, before);
+        // What it decided may land when it is deposed, and the log that it lacked is back.
+        let late = !alive && self.oracle.lacking.contains(&after.entry.1);
+        let lossy = self.oracle.losses > 0 && (contradicts(member, before) || late);
         let wrong = self.oracle.is_phantom(before).is_some() || self.oracle.ends_nowhere(old);
         // Without a fragment nothing tells whose end it is, once a log was lost: that of the log that is gone, even if the one
         // that grew in its place has reached it by now.
