@@ -211,15 +211,19 @@ impl Env {
                 .all(|(old, new)| old.key == new.key);
         let continues =
             same && next >= old.next_offset.0 && (!kept.is_empty() || first == old.next_offset.0);
+        let wrong = self.oracle.is_phantom(before).is_some() || self.oracle.ends_nowhere(old);
         if continues {
-            return self.dropped_rightly(before, &kept, first).map(|()| true);
+            let dropped = self.dropped_rightly(before, &kept, first);
+            // Unless it begins anew just where one of another timeline ended.
+            if dropped.is_ok() || !kept.is_empty() || !wrong {
+                return dropped.map(|()| true);
+            }
         }
         let gap = first > old.next_offset.0 && (!alive || local_first > old.next_offset.0);
         // A writer whose own log lost records, while another has them still: it cannot know.
         // What it decided may land when it is deposed, and the log that it lacked is back.
         let late = !alive && self.oracle.lacking.contains(&after.entry.1);
         let lossy = self.oracle.losses > 0 && (contradicts(member, before) || late);
-        let wrong = self.oracle.is_phantom(before).is_some() || self.oracle.ends_nowhere(old);
         // Without a fragment nothing tells whose end it is, once a log was lost: that of the log that is gone, even if the one
         // that grew in its place has reached it by now.
         let blank = self.oracle.losses > 0 && before.fragments.is_empty();
