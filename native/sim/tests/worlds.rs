@@ -51,6 +51,7 @@ found! {
     a_member_that_was_out_of_touch_in_an_election_does_not_go_on_as_if_it_had_joined: 123_792,
     a_waiter_is_not_concerned_with_what_a_deposed_writer_tiers_behind_its_offset: 418_123,
     what_a_writer_decided_on_a_log_that_lacked_something_may_land_when_that_log_is_back: 827_573,
+    a_waiter_of_a_log_that_came_back_is_not_concerned_with_it_either: 927_165,
     a_tier_may_begin_anew_just_where_one_of_another_timeline_ended: 967_057,
 }
 
