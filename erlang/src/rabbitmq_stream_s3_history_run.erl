@@ -198,9 +198,9 @@ perform({count, Outcome, Bytes}, State) ->
 perform(abort, State) ->
     abort(State);
 perform({catalog, Attempt}, #state{run = Run, source = Source} = State) ->
-    work(Attempt, fun() -> rabbitmq_stream_s3_history_source:call(Source, catalog, [Run]) end, State);
-perform({delete, Attempt, Seqs}, #state{run = Run} = State) ->
-    work(Attempt, fun() -> stored(rabbitmq_stream_s3_history_scan:purge_by_key(Run, Seqs)) end, State);
+    work(Attempt, fun() -> rabbitmq_stream_s3_history_scan:had_segments(Source, Run) end, State);
+perform({delete, Attempt}, #state{run = Run, source = Source} = State) ->
+    work(Attempt, fun() -> rabbitmq_stream_s3_history_scan:purge_by_key(Source, Run) end, State);
 perform({sweep, Attempt}, #state{run = Run} = State) ->
     work(Attempt, fun() -> stored(rabbitmq_stream_s3_history_scan:purge_by_prefix(Run)) end, State);
 perform({tell_host, Attempt}, #state{run = Run, source = Source} = State) ->
@@ -240,8 +240,7 @@ answered(Attempt, Answer, #state{machine = Machine} = State) ->
     case {Phase, Answer} of
         {listing, {ok, Listing}} -> event({listed, Attempt, Listing}, State);
         {acknowledging, ok} -> event({acknowledged, Attempt}, State);
-        {purging, {ok, Seqs}} -> event({catalog, Attempt, Seqs}, State);
-        {purging, none} -> event({catalog, Attempt, none}, State);
+        {purging, {had_segments, HadSegments}} -> event({catalog, Attempt, HadSegments}, State);
         {purging, ok} -> event({done, Attempt}, State);
         _ -> failed(Attempt, {permanent, {bad_answer, Phase, Answer}}, State)
     end.

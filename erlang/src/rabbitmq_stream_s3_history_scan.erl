@@ -1,12 +1,14 @@
 %% @doc Reading a host's index of pending segments, and looking for objects of runs that are gone. For processes that may wait.
 -module(rabbitmq_stream_s3_history_scan).
 
--export([scan/3, run/2, purge_by_key/2, purge_by_prefix/1, orphans/1]).
+-export([scan/3, run/2, had_segments/2, purge_by_key/2, purge_by_prefix/1, orphans/1]).
 -export_type([listing/0, report/0]).
 
 %% As many as a machine knows one by one, and one more to see whether there are others.
 -define(WINDOW, 16).
+%% As many keys as a request to S3 may have.
 -define(OBJECTS, 1000).
+-define(MAX_SEQ, 16#FFFFFFFFFFFFFFFF).
 
 -type run() :: rabbitmq_stream_s3_history_source:run().
 -type source() :: rabbitmq_stream_s3_history_source:source().
@@ -95,10 +97,56 @@ page({Module, Argument}, From, Limit) ->
 
 %% --- a purge ---------------------------------------------------------------------------------------------------------
 
-%% @doc Deletes the objects of these segments.
--spec purge_by_key(run(), [rabbitmq_stream_s3_history_source:seq()]) -> ok | {error, term()}.
-purge_by_key(Run, Seqs) ->
-    delete([rabbitmq_stream_s3_store:history_key(Run, Seq) || Seq <- Seqs]).
+%% @doc Whether a run ever had a segment. The catalog stays here: it may be long, and a library call must not be.
+-spec had_segments(source(), run()) -> {had_segments, boolean()} | gone | rabbitmq_stream_s3_history_source:failure().
+had_segments(Source, Run) ->
+    case catalog(Source, Run) of
+        {ok, _Seqs} -> {had_segments, true};
+        none -> {had_segments, false};
+        NoCatalog -> NoCatalog
+    end.
+
+%% @doc Deletes the objects of all segments that the host's catalog has by now. `gone': the host has finished with the run meanwhile, so another owner has
+%% purged it. Where it says that there never was a segment, there is nothing to do here: whatever lies there is swept next. Memory: the catalog, as the host answers
+%% it, and the keys of one request. After a failure somewhere in the middle all is to be done again.
+-spec purge_by_key(source(), run()) -> ok | gone | rabbitmq_stream_s3_history_source:failure() | {error, {store, rabbitmq_stream_s3_store:error()}}.
+purge_by_key(Source, Run) ->
+    case catalog(Source, Run) of
+        {ok, Seqs} -> delete_catalog(Run, Seqs);
+        none -> ok;
+        NoCatalog -> NoCatalog
+    end.
+
+catalog(Source, Run) ->
+    case rabbitmq_stream_s3_history_source:call(Source, catalog, [Run]) of
+        {ok, Seqs} when is_list(Seqs) -> {ok, Seqs};
+        none -> none;
+        gone -> gone;
+        {error, {Kind, _Reason}} = Error when Kind =:= retryable; Kind =:= permanent -> Error;
+        Other -> {error, {permanent, {bad_answer, catalog, Other}}}
+    end.
+
+delete_catalog(_Run, []) ->
+    ok;
+delete_catalog(Run, Seqs) ->
+    case page_of_keys(Run, Seqs, ?OBJECTS, []) of
+        {ok, Keys, Rest} ->
+            case delete(Keys) of
+                ok -> delete_catalog(Run, Rest);
+                {error, Error} -> {error, {store, Error}}
+            end;
+        {not_a_seq, What} ->
+            {error, {permanent, {bad_answer, catalog, What}}}
+    end.
+
+page_of_keys(Run, [Seq | Seqs], N, Keys) when N > 0, is_integer(Seq), Seq >= 0, Seq =< ?MAX_SEQ ->
+    page_of_keys(Run, Seqs, N - 1, [rabbitmq_stream_s3_store:history_key(Run, Seq) | Keys]);
+page_of_keys(_Run, Rest, N, Keys) when N =:= 0; Rest =:= [] ->
+    {ok, lists:reverse(Keys), Rest};
+page_of_keys(_Run, [What | _], _N, _Keys) ->
+    {not_a_seq, What};
+page_of_keys(_Run, Tail, _N, _Keys) ->
+    {not_a_seq, Tail}.
 
 %% @doc Deletes whatever lies under the prefix of a run.
 -spec purge_by_prefix(run()) -> ok | {error, term()}.

@@ -66,7 +66,8 @@
 %% proof: a read of the current committed state, not of what this node happens to have.
 -callback run_state(Argument :: term(), run()) -> {open | closed | purging, #{sealed := non_neg_integer()}} | gone | failure().
 
-%% All segments that a purging run ever had, uploaded or not; `none': it never had segment state.
+%% All segments that a purging run ever had, uploaded or not; `none': it never had segment state. Answered from a state that knows of the purge: one that
+%% lags behind may say `none' of a run of which somebody's upload is still on its way. Asked twice, before the purge waits and afterwards.
 -callback catalog(Argument :: term(), run()) -> {ok, [seq()]} | none | gone | failure().
 
 %% Nothing of this run is left in the bucket: the host may delete it for good.

@@ -545,7 +545,7 @@ get_group(_Store, _Pid, _Ref, _StreamId, _Kind, _Offset, _Uid) -> ?NOT_LOADED.
 
 %%% History
 
-%% The first segments of a run (number, payload bytes, when sealed), and the number, bytes and oldest time of the others.
+%% The first segments of a run, 16 at most (number, payload bytes, when sealed), and the number, bytes and oldest time of the others.
 -type history_listing() :: {
     [{Seq :: non_neg_integer(), Size :: non_neg_integer(), SealedMs :: integer()}],
     {Segments :: non_neg_integer(), Bytes :: non_neg_integer(), OldestMs :: integer() | undefined}
@@ -564,7 +564,7 @@ get_group(_Store, _Pid, _Ref, _StreamId, _Kind, _Offset, _Uid) -> ?NOT_LOADED.
     | {put, A :: pos_integer(), history_put()}
     | {examined, A :: pos_integer(), history_object()}
     | {acknowledged, A :: pos_integer()}
-    | {catalog, A :: pos_integer(), none | [Seq :: non_neg_integer()]}
+    | {catalog, A :: pos_integer(), HadSegments :: boolean()}
     | {done, A :: pos_integer()}
     | {gone, A :: pos_integer()}
     | {failed, A :: pos_integer(), transient | throttled | permanent, Random :: float()}.
@@ -582,7 +582,7 @@ get_group(_Store, _Pid, _Ref, _StreamId, _Kind, _Offset, _Uid) -> ?NOT_LOADED.
     | {count, uploaded | already_present | replaced | retryable_error | permanent_error | gone, Bytes :: non_neg_integer()}
     | abort
     | {catalog, A :: pos_integer()}
-    | {delete, A :: pos_integer(), [Seq :: non_neg_integer()]}
+    | {delete, A :: pos_integer()}
     | {sweep, A :: pos_integer()}
     | {tell_host, A :: pos_integer()}.
 
@@ -591,7 +591,7 @@ get_group(_Store, _Pid, _Ref, _StreamId, _Kind, _Offset, _Uid) -> ?NOT_LOADED.
 -spec history_new(#{atom() => non_neg_integer()}) -> history_machine().
 history_new(_Options) -> ?NOT_LOADED.
 
-%% @doc An event, at a time of a clock that never goes back.
+%% @doc An event, at a time of a clock that never goes back. Constant time: a listing of more than 16 segments is refused.
 -spec history_handle(history_machine(), NowMs :: non_neg_integer(), history_event()) -> {history_machine(), [history_effect()]}.
 history_handle(_Machine, _NowMs, _Event) -> ?NOT_LOADED.
 

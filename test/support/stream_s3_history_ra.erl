@@ -184,19 +184,21 @@ pending(#{source := Member, from := From, limit := Limit}) ->
 %% @private
 read_segment(Member, Run, Seq) -> local(Member, fun(State) -> ?STATE:read(Run, Seq, State) end).
 
-%% @private
-catalog(Member, Run) -> local(Member, fun(State) -> ?STATE:catalog(Run, State) end).
-
 local(Member, Query) ->
     case ra:local_query(Member, Query, ?TIMEOUT) of
         {ok, {_Index, Answer}, _Leader} -> Answer;
         Failed -> {error, {retryable, Failed}}
     end.
 
-%% `gone' has to be proof, so a majority is asked.
+%% `gone' has to be proof, and a catalog has to know of the purge, so a majority is asked.
 %% @private
-run_state(Member, Run) ->
-    case ra:consistent_query(Member, {?STATE, run_state, [Run]}, ?TIMEOUT) of
+run_state(Member, Run) -> consistent(Member, run_state, Run).
+
+%% @private
+catalog(Member, Run) -> consistent(Member, catalog, Run).
+
+consistent(Member, Function, Run) ->
+    case ra:consistent_query(Member, {?STATE, Function, [Run]}, ?TIMEOUT) of
         {ok, Answer, _Leader} -> Answer;
         Failed -> {error, {retryable, Failed}}
     end.

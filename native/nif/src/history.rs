@@ -19,7 +19,8 @@ fn history_new(options: Term) -> NifResult<HistoryRef> {
     Ok(ResourceArc::new(HistoryHandle(Machine::new(options))))
 }
 
-/// An event: the next state, and the effects. Clones a state of at most sixteen segments, and passes a catalog through.
+/// An event: the next state, and the effects. Clones a state of at most sixteen segments; a listing of more is refused before it is
+/// read.
 #[rustler::nif]
 fn history_handle<'a>(
     env: Env<'a>,

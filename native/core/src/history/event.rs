@@ -61,8 +61,8 @@ pub enum Event {
     Catalog {
         /// Of the effect.
         attempt: u64,
-        /// All segments that the run ever had; `None` where it never had any segment state.
-        seqs: Option<Vec<u64>>,
+        /// Whether the run ever had segment state. Which segments is for whoever deletes them: there may be a hundred thousand.
+        had_segments: bool,
     },
     /// Answers [`Effect::Delete`], [`Effect::Sweep`] and [`Effect::TellHost`]: all of it is done.
     Done {
@@ -243,17 +243,16 @@ pub enum Effect {
     },
     /// End all that is under way for this run: readers, requests, acknowledgments. Nothing of it may be started any more afterwards.
     Abort,
-    /// Ask the host which segments the run ever had.
+    /// Ask the host whether the run ever had segments.
     Catalog {
         /// For the answer.
         attempt: u64,
     },
-    /// Delete the objects of these segments.
+    /// Delete the objects of all segments that the host's catalog has now, by key. Where it has none any more there is nothing to do; a run
+    /// that is gone meanwhile is answered with [`Event::Gone`].
     Delete {
         /// For the answer.
         attempt: u64,
-        /// Which.
-        seqs: Vec<u64>,
     },
     /// Delete whatever else lies under the run's prefix.
     Sweep {

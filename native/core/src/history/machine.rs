@@ -108,7 +108,7 @@ impl Machine {
     }
 
     /// Takes an event at `now_ms`, of a clock that never goes back, and answers what is to be done, in order. At most linear in the
-    /// window, but for the catalog of a purge, which passes through.
+    /// window.
     pub fn handle(&mut self, now_ms: u64, event: Event) -> Vec<Effect> {
         self.now = now_ms;
         match event {
@@ -140,9 +140,10 @@ impl Machine {
                 self.when(attempt, |machine| machine.was_examined(examined));
             }
             Event::Acknowledged { attempt } => self.when(attempt, Self::acknowledged),
-            Event::Catalog { attempt, seqs } => {
-                self.when(attempt, |machine| machine.catalog_read(seqs));
-            }
+            Event::Catalog {
+                attempt,
+                had_segments,
+            } => self.when(attempt, |machine| machine.catalog_read(had_segments)),
             Event::Done { attempt } => self.when(attempt, Self::step_done),
             Event::Gone { attempt } => self.when(attempt, Self::gone),
             Event::Failed {

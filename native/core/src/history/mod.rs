@@ -6,7 +6,7 @@
 //! sealed, listed -> AskPermit -> Read -> Put (create only) -> stored ------------------------> GivePermitBack, Acknowledge
 //!                                          \-> exists -> Examine -> same content -------------/
 //!                                                           \-> other -> Read -> Put (If-Match)/
-//! purge -> Abort -> Catalog -> wait -> Delete (by key) -> Sweep (by prefix) -> TellHost
+//! purge -> Abort -> Catalog -> wait -> Delete (by key, of a fresh catalog) -> Sweep (by prefix) -> TellHost
 //! ```
 //!
 //! Why a put may be repeated without thought: key and content of a segment follow from the host's committed state alone, so whoever repeats

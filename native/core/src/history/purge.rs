@@ -8,12 +8,12 @@ use crate::error::ErrorClass;
 pub const PURGE_RETRY_MS: u64 = 60_000;
 
 /// What a purge does next.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Ask the host what there may be. Nothing is deleted before this moment.
+    /// Ask the host whether there may be anything. Nothing is deleted before this moment.
     Catalog { not_before: u64 },
     /// Delete by key.
-    Delete(Vec<u64>),
+    Delete,
     /// Delete by prefix.
     Sweep,
     /// Tell the host.
@@ -59,30 +59,26 @@ impl Machine {
 
     pub(super) fn begin(&mut self, step: Step) {
         let attempt = self.fresh();
-        self.emit(match &step {
+        self.emit(match step {
             Step::Catalog { .. } => Effect::Catalog { attempt },
-            Step::Delete(seqs) => Effect::Delete {
-                attempt,
-                seqs: seqs.clone(),
-            },
+            Step::Delete => Effect::Delete { attempt },
             Step::Sweep => Effect::Sweep { attempt },
             Step::Tell => Effect::TellHost { attempt },
         });
         self.phase = Phase::Purging(step);
     }
 
-    pub(super) fn catalog_read(&mut self, seqs: Option<Vec<u64>>) {
+    pub(super) fn catalog_read(&mut self, had_segments: bool) {
         let Phase::Purging(Step::Catalog { not_before }) = self.phase else {
             return;
         };
         self.failures = 0;
-        match seqs {
+        if had_segments {
+            let wait = not_before.saturating_sub(self.now);
+            self.pause_for(wait, Then::Purge(Step::Delete));
+        } else {
             // Nothing was ever to be uploaded, so there is nothing to wait for.
-            None => self.begin(Step::Sweep),
-            Some(seqs) => {
-                let wait = not_before.saturating_sub(self.now);
-                self.pause_for(wait, Then::Purge(Step::Delete(seqs)));
-            }
+            self.begin(Step::Sweep);
         }
     }
 
@@ -93,7 +89,7 @@ impl Machine {
         self.failures = 0;
         match step {
             Step::Catalog { .. } => {}
-            Step::Delete(_) => self.begin(Step::Sweep),
+            Step::Delete => self.begin(Step::Sweep),
             Step::Sweep => self.begin(Step::Tell),
             Step::Tell => self.phase = Phase::Purged,
         }

@@ -8,6 +8,7 @@ mod support;
 mod admission;
 mod assembly;
 mod formats;
+mod history;
 mod machine;
 mod manifest;
 mod model;

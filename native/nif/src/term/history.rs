@@ -4,19 +4,19 @@ use rustler::types::tuple;
 use rustler::{Encoder, Env, NifResult, Term};
 use stream_s3_core::history::{
     Backlog, Effect, Event, Examined, Listing, Options, Outcome, Precondition, Put, Read, Segment,
-    Status, Stored,
+    Status, Stored, WINDOW,
 };
 use stream_s3_core::key::RunId;
 use stream_s3_runtime::{HistoryObject, HistoryPut};
 
 use super::{
-    error_class, field, is, jitter, list, map_of, misuse, need, optional, or_undefined,
-    retry_delays, timestamp, unsigned, unsigned32,
+    error_class, field, is, jitter, map_of, misuse, need, optional, or_undefined, retry_delays,
+    timestamp, unsigned, unsigned32,
 };
 
 mod atoms {
     rustler::atoms! {
-        all, none, undefined, history_purge_wait_ms,
+        all, undefined, history_purge_wait_ms,
         // Events
         sealed, listed, rescanned, permit, read, put, examined, acknowledged, catalog, done, gone, failed, tick, purge,
         ready, not_sealed, stored, exists, changed, same, other, vanished,
@@ -137,7 +137,10 @@ fn answer(tag: Term, attempt: u64, what: Term) -> NifResult<Option<Event>> {
     } else if is(tag, atoms::catalog()) {
         Event::Catalog {
             attempt,
-            seqs: catalog(what)?,
+            // The text leaves out what it got: the host's list would be long.
+            had_segments: what
+                .decode()
+                .map_err(|_| misuse("catalog: expected a boolean"))?,
         }
     } else {
         return Ok(None);
@@ -150,15 +153,30 @@ fn listing(term: Term) -> NifResult<Listing> {
     let (segments, bytes, oldest): (Term, Term, Term) =
         need(beyond, "listing.beyond", "{Segments, Bytes, OldestMs}")?;
     Ok(Listing {
-        first: list(first, "listing.first")?
-            .map(segment)
-            .collect::<NifResult<_>>()?,
+        first: first_segments(first)?,
         beyond: Backlog {
             segments: unsigned(segments, "beyond.segments")?,
             bytes: unsigned(bytes, "beyond.bytes")?,
             oldest: optional(oldest, |term| timestamp(term, "beyond.oldest"))?,
         },
     })
+}
+
+/// At most as many as a machine knows one by one. A longer list is refused after so many steps, whatever its length.
+fn first_segments(mut term: Term) -> NifResult<Vec<Segment>> {
+    let mut segments = Vec::new();
+    while let Ok((head, tail)) = term.list_get_cell() {
+        if segments.len() == WINDOW {
+            return Err(misuse(format!("listing.first: more than {WINDOW}")));
+        }
+        segments.push(segment(head)?);
+        term = tail;
+    }
+    if term.is_empty_list() {
+        Ok(segments)
+    } else {
+        Err(misuse(format!("listing.first: no list ends in {term:?}")))
+    }
 }
 
 fn segment(term: Term) -> NifResult<Segment> {
@@ -214,16 +232,6 @@ fn examined(term: Term) -> NifResult<Examined> {
     }
 }
 
-fn catalog(term: Term) -> NifResult<Option<Vec<u64>>> {
-    if is(term, atoms::none()) {
-        return Ok(None);
-    }
-    list(term, "catalog")?
-        .map(|seq| unsigned(seq, "seq"))
-        .collect::<NifResult<Vec<_>>>()
-        .map(Some)
-}
-
 /// An effect: a tuple named after it, the attempt first.
 pub(crate) fn history_effect<'a>(env: Env<'a>, effect: &Effect) -> Term<'a> {
     match effect {
@@ -272,7 +280,7 @@ pub(crate) fn history_effect<'a>(env: Env<'a>, effect: &Effect) -> Term<'a> {
         }
         Effect::Abort => atoms::abort().encode(env),
         Effect::Catalog { attempt } => (atoms::catalog(), attempt).encode(env),
-        Effect::Delete { attempt, seqs } => (atoms::delete(), attempt, seqs).encode(env),
+        Effect::Delete { attempt } => (atoms::delete(), attempt).encode(env),
         Effect::Sweep { attempt } => (atoms::sweep(), attempt).encode(env),
         Effect::TellHost { attempt } => (atoms::tell_host(), attempt).encode(env),
     }

@@ -23,13 +23,8 @@ pub(super) enum Write {
         /// Whether the condition is looked at.
         checked: bool,
     },
-    Delete {
-        keys: Vec<String>,
-    },
     /// Everything under a prefix.
-    Sweep {
-        prefix: String,
-    },
+    Sweep { prefix: String },
 }
 
 /// What a write came to.

@@ -123,10 +123,7 @@ impl World {
                 return self.abandon(owner, Some(run));
             }
             Effect::Catalog { attempt } => (attempt, Call::Catalog),
-            Effect::Delete { attempt, seqs } => {
-                let keys = self.keys(run, &seqs);
-                (attempt, Call::Write(Write::Delete { keys }))
-            }
+            Effect::Delete { attempt } => (attempt, Call::Delete),
             Effect::Sweep { attempt } => {
                 let prefix = key::history_prefix(&self.prefix, &self.run_id(run));
                 (attempt, Call::Write(Write::Sweep { prefix }))
@@ -234,7 +231,10 @@ impl World {
             },
             Reply::Examined(examined) => Event::Examined { attempt, examined },
             Reply::Acknowledged => Event::Acknowledged { attempt },
-            Reply::Catalog(seqs) => Event::Catalog { attempt, seqs },
+            Reply::Catalog(had_segments) => Event::Catalog {
+                attempt,
+                had_segments,
+            },
             Reply::Done => Event::Done { attempt },
         };
         self.tell(owner, run, event);
@@ -312,7 +312,10 @@ fn with_attempt(event: Event, attempt: u64) -> Event {
         Event::Put { put, .. } => Event::Put { attempt, put },
         Event::Examined { examined, .. } => Event::Examined { attempt, examined },
         Event::Acknowledged { .. } => Event::Acknowledged { attempt },
-        Event::Catalog { seqs, .. } => Event::Catalog { attempt, seqs },
+        Event::Catalog { had_segments, .. } => Event::Catalog {
+            attempt,
+            had_segments,
+        },
         Event::Done { .. } => Event::Done { attempt },
         Event::Gone { .. } => Event::Gone { attempt },
         Event::Failed { class, jitter, .. } => Event::Failed {

@@ -38,6 +38,7 @@ pub(super) enum Call {
     Examine(u64, u32, u64),
     Acknowledge(u64),
     Catalog,
+    Delete,
     Purged,
     Write(Write),
 }
@@ -52,7 +53,7 @@ pub(super) enum Reply {
     Put(Write, Written),
     Examined(Examined),
     Acknowledged,
-    Catalog(Option<Vec<u64>>),
+    Catalog(bool),
     Done,
 }
 

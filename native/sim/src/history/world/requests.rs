@@ -25,7 +25,7 @@ impl World {
             sent: self.now,
         };
         self.under_way.insert(origin.request, (owner, run));
-        let is_write = matches!(call, Call::Write(_));
+        let is_write = matches!(call, Call::Write(_) | Call::Delete);
         let after = self.rng.between(1, 40);
         let answer = self.rng.between(0, 20);
         let goes_wrong = self.rng.chance(self.faults) && !self.calm;
@@ -126,8 +126,17 @@ impl World {
             Call::Acknowledge(seq) => self.acknowledge(run, seq),
             Call::Catalog => match self.host.runs.get(&run) {
                 None => Reply::Gone,
-                Some(known) if known.segments.is_empty() => Reply::Catalog(None),
-                Some(known) => Reply::Catalog(Some(known.segments.keys().copied().collect())),
+                Some(known) => Reply::Catalog(!known.segments.is_empty()),
+            },
+            Call::Delete => match self.host.runs.get(&run) {
+                None => Reply::Gone,
+                Some(known) => {
+                    let seqs: Vec<u64> = known.segments.keys().copied().collect();
+                    for key in self.keys(run, &seqs) {
+                        self.delete(&key);
+                    }
+                    Reply::Done
+                }
             },
             Call::Purged => {
                 if self.host.runs.remove(&run).is_some() {
@@ -201,12 +210,6 @@ impl World {
                 }
                 self.put_takes_effect(origin, &key.clone(), bytes.clone());
                 Reply::Put(write, Written::Done)
-            }
-            Write::Delete { keys } => {
-                for key in keys {
-                    self.delete(key);
-                }
-                Reply::Done
             }
             Write::Sweep { prefix } => {
                 for (key, _) in self.bucket.under(prefix) {
