@@ -46,8 +46,8 @@ broker-test: setup ## The plugin in real brokers: one node and three, and one of
 broker-test-deep: setup ## The same with more rounds.
 	@.ci/broker-test deep
 
-sim: ## Simulates the upload path in worlds that follow from seeds (SEEDS=, FROM=, TWIN=); tells the story of a violation.
-	@cargo run --release --quiet -p stream_s3_sim -- --seeds $(SEEDS) --from $(FROM) --table $(if $(TWIN),--twin $(TWIN))
+sim: ## Simulates the upload path in worlds that follow from seeds (SEEDS=, FROM=, TWIN=, HISTORY=1 for the history uploader's alone); tells the story of a violation.
+	@cargo run --release --quiet -p stream_s3_sim -- --seeds $(SEEDS) --from $(FROM) --table $(if $(TWIN),--twin $(TWIN)) $(if $(HISTORY),--history-only)
 
 sim-twins: ## Takes out each guard in turn: the simulation has to find the damage.
 	@cargo run --release --quiet -p stream_s3_sim -- --twins --seeds 20000

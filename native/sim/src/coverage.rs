@@ -195,24 +195,21 @@ impl Coverage {
 
     /// What has to happen, rarest first.
     #[must_use]
-    pub fn required(&self) -> Vec<(&'static str, u64)> {
-        let mut all: Vec<_> = REQUIRED
-            .iter()
-            .map(|what| (*what, self.count(what)))
-            .collect();
+    pub fn required(&self, list: &[&'static str]) -> Vec<(&'static str, u64)> {
+        let mut all: Vec<_> = list.iter().map(|what| (*what, self.count(what))).collect();
         all.sort_by_key(|(_, count)| *count);
         all
     }
 
-    /// What did not happen as often as it has to in so many worlds.
+    /// What of a list did not happen as often as it has to in so many worlds.
     #[must_use]
-    pub fn missing(&self, seeds: u64) -> Vec<(&'static str, u64)> {
-        let all = self.required().into_iter();
+    pub fn missing(&self, list: &[&'static str], seeds: u64) -> Vec<(&'static str, u64)> {
+        let all = self.required(list).into_iter();
         all.take_while(|(_, count)| *count < bound(seeds)).collect()
     }
 }
 
-/// How often each of [`REQUIRED`] has to happen in so many worlds; at least once in any number.
+/// How often each kind has to happen in so many worlds; at least once in any number.
 #[must_use]
 pub fn bound(seeds: u64) -> u64 {
     (seeds * BOUND_PER_MILLION / 1_000_000).max(1)

@@ -40,8 +40,8 @@ mod world;
 
 pub use coverage::{Coverage, REQUIRED, bound};
 pub use history::{
-    HistoryFinding, HistoryOutcome, HistoryReport, HistoryTwin, run as run_history,
-    search as search_history,
+    HISTORY_REQUIRED, HistoryFinding, HistoryOutcome, HistoryReport, HistoryTwin,
+    run as run_history, search as search_history,
 };
 pub use plan::Limits;
 pub use run::{Finding, Report, search, shrink};

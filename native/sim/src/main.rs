@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use clap::Parser;
 use stream_s3_sim::{
-    Finding, HistoryTwin, Limits, REQUIRED, Report, Twin, bound, run, run_history, search,
-    search_history, shrink,
+    Coverage, Finding, HISTORY_REQUIRED, HistoryTwin, Limits, REQUIRED, Report, Twin, bound, run,
+    run_history, search, search_history, shrink,
 };
 
 /// Lines of a story that are shown at most.
@@ -47,6 +47,9 @@ struct Args {
     /// Finds the damage of every missing guard, within so many seeds each.
     #[arg(long)]
     twins: bool,
+    /// Leaves out all worlds but those of the history uploader.
+    #[arg(long)]
+    history_only: bool,
 }
 
 fn main() -> ExitCode {
@@ -57,7 +60,7 @@ fn main() -> ExitCode {
         return replay_history(seed, of_history);
     }
     if of_history.is_some() {
-        return history(args.from, args.seeds, of_history);
+        return history(&args, of_history);
     }
     if let (Some(name), None) = (&args.twin, twin) {
         let mut names: Vec<&str> = Twin::ALL.iter().map(|twin| twin.name()).collect();
@@ -77,42 +80,71 @@ fn main() -> ExitCode {
         return replay(seed, limits);
     }
     if args.twins {
-        return twins(args.from, args.seeds);
+        return twins(&args);
     }
     // Twins of the one world mean nothing in the other.
-    if twin.is_none() && history(args.from, args.seeds, None) == ExitCode::FAILURE {
-        return ExitCode::FAILURE;
+    if twin.is_none() {
+        let result = history(&args, None);
+        if args.history_only || result == ExitCode::FAILURE {
+            return result;
+        }
     }
     worlds(&args, limits)
 }
 
 /// Runs worlds of the history uploader, and tells the story of one that went wrong.
-fn history(from: u64, seeds: u64, twin: Option<HistoryTwin>) -> ExitCode {
+fn history(args: &Args, twin: Option<HistoryTwin>) -> ExitCode {
     let started = Instant::now();
-    let report = search_history(from, seeds, twin);
+    let report = search_history(args.from, args.seeds, twin);
     let seconds = started.elapsed().as_secs_f64();
     for (what, count) in report.coverage.iter() {
         println!("{count:>10}  history: {what}");
     }
-    let result = report
-        .finding
-        .as_ref()
-        .map_or(ExitCode::SUCCESS, |finding| {
-            replay_history(finding.seed, twin);
-            let name = twin.map_or(String::new(), |twin| format!(" --twin {}", twin.name()));
-            println!(
-                "replay:   cargo run --release -p stream_s3_sim -- --replay-history {}{name}",
-                finding.seed
-            );
-            ExitCode::FAILURE
-        });
+    let enough = rare(
+        args,
+        "history: ",
+        HISTORY_REQUIRED,
+        &report.coverage,
+        report.seeds,
+    );
+    if let Some(finding) = &report.finding {
+        replay_history(finding.seed, twin);
+        let name = twin.map_or(String::new(), |twin| format!(" --twin {}", twin.name()));
+        println!(
+            "replay:   cargo run --release -p stream_s3_sim -- --replay-history {}{name}",
+            finding.seed
+        );
+    }
     println!(
-        "history: {} seeds, {} violations, {:.0} events/s, {seconds:.1} s",
+        "history: {} seeds, {} violations, {:.0} seeds/s, {:.0} events/s, {seconds:.1} s",
         report.seeds,
         usize::from(report.finding.is_some()),
+        report.seeds as f64 / seconds,
         report.events as f64 / seconds
     );
-    result
+    // Without a guard other things happen.
+    if report.finding.is_none() && (enough || twin.is_some()) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Prints what has to happen and did so too rarely. Answers whether that is nothing, or does not matter since there were not many worlds.
+fn rare(args: &Args, of: &str, list: &[&'static str], coverage: &Coverage, seeds: u64) -> bool {
+    let missing = coverage.missing(list, seeds);
+    for (what, count) in &missing {
+        println!("RARE {count:>5}  {of}{what}");
+    }
+    if let Some((what, count)) = coverage.required(list).first() {
+        println!(
+            "{of}coverage: {} kinds, {} below {}; the rarest is '{what}', {count} times",
+            list.len(),
+            missing.len(),
+            bound(seeds)
+        );
+    }
+    missing.is_empty() || !(args.require_coverage || seeds >= MILLION)
 }
 
 fn replay_history(seed: u64, twin: Option<HistoryTwin>) -> ExitCode {
@@ -137,18 +169,7 @@ fn worlds(args: &Args, limits: Limits) -> ExitCode {
     for (what, count) in coverage.iter() {
         println!("{count:>10}  {what}");
     }
-    let missing = coverage.missing(seeds);
-    for (what, count) in &missing {
-        println!("RARE {count:>5}  {what}");
-    }
-    if let Some((what, count)) = coverage.required().first() {
-        println!(
-            "coverage: {} kinds, {} below {}; the rarest is '{what}', {count} times",
-            REQUIRED.len(),
-            missing.len(),
-            bound(seeds)
-        );
-    }
+    let enough = rare(args, "", REQUIRED, coverage, seeds);
     let rate = seeds as f64 / seconds;
     println!(
         "{rate:.0} seeds/s, {:.0} events/s, {seconds:.1} s",
@@ -162,7 +183,6 @@ fn worlds(args: &Args, limits: Limits) -> ExitCode {
         tell(finding);
     }
     println!("sim: {seeds} seeds, {violations} violations");
-    let enough = missing.is_empty() || !(args.require_coverage || seeds >= MILLION);
     if violations == 0 && enough {
         ExitCode::SUCCESS
     } else {
@@ -173,7 +193,11 @@ fn worlds(args: &Args, limits: Limits) -> ExitCode {
 /// A row of the table in `docs/simulation.md`.
 fn row(report: &Report, seconds: f64) {
     let coverage = &report.coverage;
-    let (what, count) = coverage.required().first().copied().unwrap_or(("", 0));
+    let (what, count) = coverage
+        .required(REQUIRED)
+        .first()
+        .copied()
+        .unwrap_or(("", 0));
     println!(
         "| {} | {} | {:.0} s | {:.0} seeds/s | {} | {} | {count} ({what}) |",
         report.seeds,
@@ -251,9 +275,11 @@ fn replay(seed: u64, limits: Limits) -> ExitCode {
     }
 }
 
-fn twins(from: u64, seeds: u64) -> ExitCode {
+fn twins(args: &Args) -> ExitCode {
+    let (from, seeds) = (args.from, args.seeds);
     let mut found = 0;
-    for twin in Twin::ALL {
+    let of_worlds = if args.history_only { &[] } else { Twin::ALL };
+    for twin in of_worlds {
         let limits = Limits {
             twin: Some(*twin),
             ..Limits::NONE
@@ -289,7 +315,7 @@ fn twins(from: u64, seeds: u64) -> ExitCode {
             None => println!("MISSED  {:<24} in {} seeds", twin.name(), report.seeds),
         }
     }
-    let all = Twin::ALL.len() + HistoryTwin::ALL.len();
+    let all = of_worlds.len() + HistoryTwin::ALL.len();
     println!("twins: {found} of {all} found");
     if found == all {
         ExitCode::SUCCESS

@@ -1,6 +1,6 @@
 //! Worlds that must be all right, and worlds in which something is missing.
 
-use stream_s3_sim::{Limits, Twin, run, search};
+use stream_s3_sim::{Limits, REQUIRED, Twin, run, search};
 
 /// Worlds of a run with all guards in place.
 const WORLDS: u64 = 5_000;
@@ -13,7 +13,7 @@ fn no_invariant_is_violated_in_five_thousand_worlds() {
     assert!(report.finding.is_none(), "{:?}", report.finding);
     assert_eq!(report.seeds, WORLDS);
     // What the worlds are for must have happened in them.
-    assert_eq!(report.coverage.missing(WORLDS), []);
+    assert_eq!(report.coverage.missing(REQUIRED, WORLDS), []);
 }
 
 #[test]

@@ -13,18 +13,16 @@ pub(super) struct Object {
     pub(super) stored: u64,
 }
 
-/// A request that changes something.
+/// A request that stores something.
 #[derive(Debug, Clone)]
-pub(super) enum Write {
-    Put {
-        key: String,
-        bytes: Rc<[u8]>,
-        when: Precondition,
-        /// Whether the condition is looked at.
-        checked: bool,
-    },
-    /// Everything under a prefix.
-    Sweep { prefix: String },
+pub(super) struct Write {
+    pub(super) key: String,
+    pub(super) bytes: Rc<[u8]>,
+    pub(super) when: Precondition,
+    /// Whether the condition is looked at.
+    pub(super) checked: bool,
+    /// Whoever read the content did not know yet that the run is purging.
+    pub(super) behind: bool,
 }
 
 /// What a write came to.
@@ -61,6 +59,17 @@ impl Bucket {
             stored: now,
         };
         self.objects.insert(key.to_owned(), object);
+    }
+
+    /// Deletes an object if it is still this one.
+    pub(super) fn remove(&mut self, key: &str, etag: u64) {
+        if self
+            .objects
+            .get(key)
+            .is_some_and(|object| object.etag == etag)
+        {
+            self.objects.remove(key);
+        }
     }
 
     pub(super) fn under(&self, prefix: &str) -> Vec<(String, u64)> {

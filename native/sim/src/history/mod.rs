@@ -4,15 +4,19 @@
 //! ```text
 //! world    what happens, in order; seals, purges, takeovers, the end
 //! owner    the shell of an uploader: machines, permits, scans, one to one with the Erlang one
-//! host     the committed state, and what it answers
+//! host     the committed state, the commands that change it, and what it answers
+//! commands what is committed, and when the member beside an owner gets to know of it
 //! bucket   objects with entity tags, and writes that take effect late
 //! ```
 //!
 //! What must hold: whatever is acknowledged lies in the bucket, with equal content, until its run is purged; acknowledgments come in order; nobody
 //! writes over the right object; nothing is deleted of a run that is not purged; no request that was under way when a purge began takes effect after its
-//! end, unless it is older than the purge's wait; and what such a late one leaves goes with a later sweep. In the end everything sealed is acknowledged.
+//! end, unless it is older than the purge's wait, or its owner did not know of the purge; and what such a late one leaves goes with a later sweep. Each
+//! acknowledgment changes something once. A member that was restored from a snapshot has the same state as all others once it has applied everything. Retention
+//! takes a closed run only when nothing of it is sealed. In the end everything sealed is acknowledged, and every closed run is gone.
 
 mod bucket;
+mod coverage;
 mod host;
 mod owner;
 mod twin;
@@ -23,6 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::coverage::Coverage;
 
+pub use coverage::HISTORY_REQUIRED;
 pub use twin::HistoryTwin;
 pub use world::{HistoryOutcome, run};
 

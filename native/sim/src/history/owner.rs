@@ -11,7 +11,8 @@ use stream_s3_core::history::{
 use stream_s3_core::key;
 
 use super::bucket::{Write, Written};
-use super::host::Content;
+use super::coverage::{effect_name, event_name};
+use super::host::{Content, Host};
 use super::twin::HistoryTwin;
 use super::world::{Call, Happening, Reply, World};
 
@@ -19,21 +20,35 @@ use super::world::{Call, Happening, Reply, World};
 #[derive(Debug)]
 pub(super) struct Task {
     machine: Machine,
-    /// The body that was read, while it is held.
-    body: Option<Vec<u8>>,
-    permit: Option<u64>,
+    /// The body that was read, while it is held, and whether whoever read it did not know yet of a purge.
+    body: Option<(Rc<[u8]>, bool)>,
+    permit: Permit,
     /// Of the last effect that wants an answer.
     last: u64,
     /// Tells it from an earlier machine of the same run, as a pid does: answers reach the machine that has asked, or nobody.
     pub(super) life: u64,
 }
 
-/// An uploader on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Permit {
+    None,
+    Waits,
+    Held,
+}
+
+/// An uploader on a node, beside a member of the host's cluster.
 #[derive(Debug, Default)]
 pub(super) struct Owner {
     pub(super) tasks: BTreeMap<u64, Task>,
     permits: usize,
     waiting: VecDeque<(u64, u64)>,
+    /// What the member knows: the commands up to this one.
+    pub(super) view: Host,
+    pub(super) applied: usize,
+    /// It is about to apply more.
+    pub(super) follows: bool,
+    /// It began from a snapshot, and is still far behind.
+    pub(super) slow: bool,
 }
 
 impl World {
@@ -49,7 +64,7 @@ impl World {
         let task = of.tasks.entry(run).or_insert_with(|| Task {
             machine: Machine::new(options),
             body: None,
-            permit: None,
+            permit: Permit::None,
             last: 0,
             life,
         });
@@ -58,8 +73,11 @@ impl World {
         } else {
             event
         };
+        let name = event_name(&event);
         let effects = task.machine.handle(now, event);
+        self.hit(name);
         for effect in effects {
+            self.hit(effect_name(&effect));
             self.perform(owner, run, effect);
         }
         if let Some(of) = self.owners.get_mut(&owner)
@@ -67,8 +85,10 @@ impl World {
                 .tasks
                 .get(&run)
                 .is_some_and(|task| task.machine.status().is_idle)
+            && let Some(task) = of.tasks.remove(&run)
+            && task.permit != Permit::None
         {
-            of.tasks.remove(&run);
+            self.violate(format!("run {run} has nothing to do, and keeps its permit"));
         }
     }
 
@@ -81,25 +101,16 @@ impl World {
         let (attempt, call) = match effect {
             Effect::List { attempt } => (attempt, Call::List),
             Effect::AskPermit { attempt } => {
-                if let Some(of) = self.owners.get_mut(&owner) {
-                    of.waiting.push_back((run, attempt));
-                }
                 self.remember(owner, run, attempt);
-                return self.grant(owner);
+                return self.ask_permit(owner, run, attempt);
             }
-            Effect::GivePermitBack => {
-                if let Some(of) = self.owners.get_mut(&owner) {
-                    of.waiting.retain(|(other, _)| *other != run);
-                    if let Some(task) = of.tasks.get_mut(&run)
-                        && task.permit.take().is_some()
-                    {
-                        of.permits -= 1;
-                    }
-                }
-                return self.grant(owner);
+            Effect::GivePermitBack => return self.give_permit_back(owner, run),
+            Effect::Read { attempt, seq } => {
+                self.check_permit(owner, run);
+                (attempt, Call::Read(seq))
             }
-            Effect::Read { attempt, seq } => (attempt, Call::Read(seq)),
             Effect::Put { attempt, seq, when } => {
+                self.check_permit(owner, run);
                 self.remember(owner, run, attempt);
                 return self.put(owner, run, attempt, seq, when);
             }
@@ -108,26 +119,26 @@ impl World {
                 seq,
                 crc,
                 payload_len,
-            } => (attempt, Call::Examine(seq, crc, payload_len)),
-            Effect::ReportMismatch { .. } => return self.hit("mismatch"),
+            } => {
+                self.check_permit(owner, run);
+                (attempt, Call::Examine(seq, crc, payload_len))
+            }
+            Effect::ReportMismatch { .. } | Effect::Count { .. } => return,
             Effect::Acknowledge { attempt, seq, .. } => (attempt, Call::Acknowledge(seq)),
             Effect::WakeAt { ms } => {
                 let delay = ms.saturating_sub(self.now);
                 return self.after(delay, Happening::Wake { owner, run });
             }
-            Effect::Count { .. } => return,
             Effect::Abort => {
                 if let Some(task) = self.task(owner, run) {
                     task.body = None;
                 }
-                return self.abandon(owner, Some(run));
+                self.abandon(owner, Some(run));
+                return;
             }
             Effect::Catalog { attempt } => (attempt, Call::Catalog),
             Effect::Delete { attempt } => (attempt, Call::Delete),
-            Effect::Sweep { attempt } => {
-                let prefix = key::history_prefix(&self.prefix, &self.run_id(run));
-                (attempt, Call::Write(Write::Sweep { prefix }))
-            }
+            Effect::Sweep { attempt } => (attempt, Call::Sweep),
             Effect::TellHost { attempt } => (attempt, Call::Purged),
         };
         self.remember(owner, run, attempt);
@@ -137,6 +148,57 @@ impl World {
     fn remember(&mut self, owner: u64, run: u64, attempt: u64) {
         if let Some(task) = self.task(owner, run) {
             task.last = attempt;
+        }
+    }
+
+    fn ask_permit(&mut self, owner: u64, run: u64, attempt: u64) {
+        let only = self.permits == 1;
+        let (mut waits, mut second) = (false, false);
+        if let Some(of) = self.owners.get_mut(&owner)
+            && let Some(task) = of.tasks.get_mut(&run)
+        {
+            waits = only && of.permits > 0;
+            of.waiting.push_back((run, attempt));
+            second = std::mem::replace(&mut task.permit, Permit::Waits) != Permit::None;
+        }
+        if second {
+            self.violate(format!("run {run} asks for a second permit"));
+        }
+        if waits {
+            self.hit("waits for the only permit");
+        }
+        self.grant(owner);
+    }
+
+    fn give_permit_back(&mut self, owner: u64, run: u64) {
+        if self.is(HistoryTwin::PermitBack) {
+            return;
+        }
+        let mut permit = Permit::None;
+        if let Some(of) = self.owners.get_mut(&owner)
+            && let Some(task) = of.tasks.get_mut(&run)
+        {
+            permit = std::mem::replace(&mut task.permit, Permit::None);
+            // A body that was not put goes with it.
+            task.body = None;
+            match permit {
+                Permit::None => {}
+                Permit::Waits => of.waiting.retain(|(other, _)| *other != run),
+                Permit::Held => of.permits -= 1,
+            }
+        }
+        if permit == Permit::None {
+            self.violate(format!("run {run} gives a permit back that it has not"));
+        }
+        self.grant(owner);
+    }
+
+    fn check_permit(&mut self, owner: u64, run: u64) {
+        if self
+            .task(owner, run)
+            .is_some_and(|task| task.permit != Permit::Held)
+        {
+            self.violate(format!("run {run} works without a permit"));
         }
     }
 
@@ -153,7 +215,7 @@ impl World {
                 return;
             };
             if let Some(task) = of.tasks.get_mut(&run) {
-                task.permit = Some(attempt);
+                task.permit = Permit::Held;
                 of.permits += 1;
                 let life = task.life;
                 let event = Event::Permit { attempt };
@@ -173,7 +235,7 @@ impl World {
 
     fn put(&mut self, owner: u64, run: u64, attempt: u64, seq: u64, when: Precondition) {
         let id = self.run_id(run);
-        let Some(body) = self.task(owner, run).and_then(|task| task.body.take()) else {
+        let Some((body, behind)) = self.task(owner, run).and_then(|task| task.body.take()) else {
             return self.violate(format!("segment {seq} of run {run} is put without a body"));
         };
         let crc = crc32fast::hash(&body);
@@ -188,17 +250,24 @@ impl World {
             Precondition::Matches(_) => !self.is(HistoryTwin::IfMatch),
         };
         let key = key::history_segment(&self.prefix, &id, seq);
-        let write = Write::Put {
+        let write = Write {
             key,
             bytes,
             when,
             checked,
+            behind,
         };
-        self.ask(owner, run, attempt, Call::Write(write));
+        self.ask(owner, run, attempt, Call::Put(write));
     }
 
     /// What a request came to, as an event.
     pub(super) fn replied(&mut self, owner: u64, run: u64, attempt: u64, reply: Reply) {
+        if self
+            .task(owner, run)
+            .is_some_and(|task| task.last != attempt)
+        {
+            self.hit("old answer");
+        }
         let event = match reply {
             Reply::Failed(class) => Event::Failed {
                 attempt,
@@ -207,7 +276,7 @@ impl World {
             },
             Reply::Gone => Event::Gone { attempt },
             Reply::Listed(listing) => Event::Listed { attempt, listing },
-            Reply::Read(Content::Bytes(bytes)) => {
+            Reply::Read(Content::Bytes { bytes, behind }) => {
                 let Some(task) = self.task(owner, run) else {
                     return;
                 };
@@ -215,7 +284,7 @@ impl World {
                     return;
                 }
                 if let Some(task) = self.task(owner, run) {
-                    task.body = Some(bytes);
+                    task.body = Some((bytes, behind));
                 }
                 let read = Read::Ready;
                 Event::Read { attempt, read }
@@ -241,9 +310,7 @@ impl World {
     }
 
     fn put_outcome(&self, run: u64, write: &Write, written: Written) -> Put {
-        let Write::Put { bytes, when, .. } = write else {
-            return Put::Changed;
-        };
+        let Write { bytes, when, .. } = write;
         let header = encoded_len(&self.run_id(run), 0);
         let payload = &bytes[header as usize..];
         let crc = crc32fast::hash(payload);
@@ -289,16 +356,23 @@ impl World {
         if self.is(HistoryTwin::Rescan) {
             return;
         }
-        let pending = self.host.pending();
         let Some(of) = self.owners.get(&owner) else {
             return;
         };
         let mut runs: Vec<u64> = of.tasks.keys().copied().collect();
-        runs.extend(pending);
+        runs.extend(of.view.pending());
         runs.sort_unstable();
         runs.dedup();
         for run in runs {
-            let listing = self.listing(run);
+            if self.is_unreadable(run) {
+                // It is in the index, but nobody knows with what.
+                self.hit("unreadable run");
+                if self.is(HistoryTwin::UnreadableSkipped) {
+                    return;
+                }
+                continue;
+            }
+            let listing = self.listing(owner, run);
             self.answer(owner, run, Event::Rescanned { listing });
         }
     }

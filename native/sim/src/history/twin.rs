@@ -50,4 +50,14 @@ twins! {
     SweepProof = "history-sweep-proof",
     /// Purged runs are forgotten, and what comes late stays.
     OrphanSweep = "history-orphan-sweep",
+    /// Retention takes a closed run whatever is sealed of it.
+    RetentionPostponed = "history-retention-postponed",
+    /// A scan ends at a run that it cannot read.
+    UnreadableSkipped = "history-unreadable-skipped",
+    /// A permit is not given back.
+    PermitBack = "history-permit-back",
+    /// For the host every acknowledgment counts, not only the first one of a segment.
+    AcknowledgedOnce = "history-acknowledged-once",
+    /// The catalog comes from a state that may not know of the purge yet.
+    CatalogOfPurge = "history-catalog-of-purge",
 }

@@ -1,17 +1,17 @@
 //! One world of one seed.
 
+mod commands;
 mod requests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use stream_s3_core::decisions::retry::RetryDelays;
 use stream_s3_core::error::ErrorClass;
-use stream_s3_core::history::{Event, Examined, Listing, Options, encode};
+use stream_s3_core::history::{Event, Examined, Listing, Options};
 use stream_s3_core::key::{self, Prefix, RunId};
-use stream_s3_core::units::TimestampMs;
 
 use super::bucket::{Bucket, Write, Written};
-use super::host::{Content, Host, Sealed};
+use super::host::{Command, Content, Host};
 use super::owner::Owner;
 use super::twin::HistoryTwin;
 use crate::coverage::Coverage;
@@ -25,6 +25,8 @@ const PURGE_WAIT: u64 = 3_000;
 const LATEST: u64 = 9_000;
 /// When a request is given up.
 const DEADLINE: u64 = 500;
+/// When retention that was postponed comes again. It would be an hour; whoever comes earlier is told to wait as well.
+const RETENTION_AGAIN: u64 = 2_500;
 /// How old an object has to be to be swept.
 const MIN_AGE: u64 = 1_000;
 /// Two retries of a purge that was refused, and what comes after them.
@@ -38,9 +40,12 @@ pub(super) enum Call {
     Examine(u64, u32, u64),
     Acknowledge(u64),
     Catalog,
+    Put(Write),
+    /// By key, of what the catalog has then.
     Delete,
+    /// By prefix.
+    Sweep,
     Purged,
-    Write(Write),
 }
 
 /// What it is answered.
@@ -72,8 +77,20 @@ pub(super) struct Origin {
 #[derive(Debug)]
 pub(super) enum Happening {
     Seal,
+    Close,
+    Retention {
+        run: u64,
+    },
     Purge,
     Takeover,
+    Follow {
+        owner: u64,
+    },
+    /// Of an object that is none of ours.
+    Remove {
+        key: String,
+        etag: u64,
+    },
     Stop {
         owner: u64,
     },
@@ -131,6 +148,16 @@ pub(super) struct World {
     pub(super) permits: usize,
     pub(super) prefix: Prefix,
     pub(super) host: Host,
+    /// All commands, in order.
+    log: Vec<Command>,
+    /// The last ones, with the number of commands that they are made of.
+    snapshots: VecDeque<(usize, Host)>,
+    /// Runs whose rows cannot be read, until then.
+    unreadable: BTreeMap<u64, u64>,
+    /// When a run was committed to be purged altogether.
+    purged: BTreeMap<u64, u64>,
+    /// How often the acknowledgment of a segment has changed something.
+    acknowledged: BTreeMap<(u64, u64), u32>,
     pub(super) bucket: Bucket,
     pub(super) owners: BTreeMap<u64, Owner>,
     /// The one that the host has started last.
@@ -200,7 +227,15 @@ impl World {
             },
             permits: rng.between(1, 3) as usize,
             prefix: Prefix::default(),
-            host: Host::default(),
+            host: Host {
+                acknowledges_twice: twin == Some(HistoryTwin::AcknowledgedOnce),
+                ..Host::default()
+            },
+            log: Vec::new(),
+            snapshots: VecDeque::new(),
+            unreadable: BTreeMap::new(),
+            purged: BTreeMap::new(),
+            acknowledged: BTreeMap::new(),
             bucket: Bucket::default(),
             owners: BTreeMap::new(),
             leader: 0,
@@ -226,15 +261,8 @@ impl World {
         world.after(0, Happening::Takeover);
         world.after(10, Happening::Seal);
         world.after(2_000, Happening::Purge);
+        world.after(1_500, Happening::Close);
         world
-    }
-
-    fn open(&mut self) {
-        let run = self.host.open();
-        if let Some(known) = self.host.runs.get(&run) {
-            self.numbers.insert(known.id.as_str().to_owned(), run);
-            self.ids.insert(run, known.id.clone());
-        }
     }
 
     pub(super) fn is(&self, twin: HistoryTwin) -> bool {
@@ -290,8 +318,8 @@ impl World {
     }
 
     /// What the index answers.
-    pub(super) fn listing(&mut self, run: u64) -> Listing {
-        let mut listing = self.host.listing(run);
+    pub(super) fn listing(&self, owner: u64, run: u64) -> Listing {
+        let mut listing = self.view(owner).listing(run);
         if self.is(HistoryTwin::SeqOrder) && listing.first.len() > 1 {
             listing.first.remove(0);
         }
@@ -316,12 +344,18 @@ impl World {
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Seal => self.seal(),
+            Happening::Close => self.close(),
+            Happening::Retention { run } => self.retention(run),
             Happening::Purge => self.purge(),
             Happening::Takeover => self.take_over(),
+            Happening::Follow { owner } => self.follow(owner),
+            Happening::Remove { key, etag } => self.bucket.remove(&key, etag),
             Happening::Stop { owner } => {
                 if owner != self.leader || !self.calm {
                     self.note(|| format!("owner {owner} ends"));
-                    self.abandon(owner, None);
+                    if self.abandon(owner, None) {
+                        self.hit("owner ends in the middle");
+                    }
                     self.owners.remove(&owner);
                 }
             }
@@ -367,123 +401,23 @@ impl World {
                 call,
                 answer,
             } => self.apply(origin, call, answer),
-            Happening::Answer { origin, reply } => {
-                let Origin {
-                    owner,
-                    run,
-                    attempt,
-                    ..
-                } = origin;
-                self.under_way.remove(&origin.request);
-                let known = self.life(owner, run) == Some(origin.life);
-                if known && !self.abandoned.contains(&origin.request) {
-                    self.note(|| format!("owner {owner} run {run} attempt {attempt}: {reply:?}"));
-                    self.replied(owner, run, attempt, reply);
-                }
-            }
+            Happening::Answer { origin, reply } => self.answered(origin, reply),
         }
     }
 
-    fn seal(&mut self) {
-        if self.calm {
-            return;
+    /// An answer reaches the machine that has asked, or nobody.
+    fn answered(&mut self, origin: Origin, reply: Reply) {
+        let Origin {
+            owner,
+            run,
+            attempt,
+            ..
+        } = origin;
+        self.under_way.remove(&origin.request);
+        let known = self.life(owner, run) == Some(origin.life);
+        if known && !self.abandoned.contains(&origin.request) {
+            self.note(|| format!("owner {owner} run {run} attempt {attempt}: {reply:?}"));
+            self.replied(owner, run, attempt, reply);
         }
-        if self.rng.chance(100) {
-            self.open();
-        }
-        let runs = self.host.open_runs();
-        if let Some(run) = (!runs.is_empty()).then(|| self.rng.pick(&runs)) {
-            self.seal_in(run);
-        }
-        let delay = self.rng.between(20, 400);
-        self.after(delay, Happening::Seal);
-    }
-
-    fn seal_in(&mut self, run: u64) {
-        let (now, len) = (self.now, self.rng.between(0, 40));
-        let content: Vec<u8> = (0..len).map(|_| self.rng.bits() as u8).collect();
-        let id = self.run_id(run);
-        let Some(known) = self.host.runs.get_mut(&run) else {
-            return;
-        };
-        let seq = known.segments.keys().last().map_or(0, |last| last + 1) + now % 2;
-        let sealed = Sealed {
-            content: content.clone(),
-            at: now,
-            uploaded: false,
-        };
-        known.segments.insert(seq, sealed);
-        self.note(|| format!("sealed {seq} of run {run}"));
-        let key = key::history_segment(&self.prefix, &id, seq);
-        if self.rng.chance(150) {
-            // Left by somebody who had another history, or damaged.
-            let mut bytes = encode(&id, seq, &content);
-            let last = bytes.len() - 1;
-            if self.rng.chance(500) {
-                bytes[last] ^= 1;
-            } else {
-                bytes = encode(&id, seq, b"another history");
-            }
-            self.bucket.put(&key, bytes.into(), now);
-            self.hit("something else is there");
-        }
-        let event = Event::Sealed {
-            size: len,
-            sealed: TimestampMs(now as i64),
-        };
-        // A hint may be lost.
-        if self.rng.chance(900) {
-            self.answer(self.leader, run, event);
-        }
-    }
-
-    fn purge(&mut self) {
-        let runs = self.host.open_runs();
-        if self.calm || runs.is_empty() {
-            return;
-        }
-        let run = self.rng.pick(&runs);
-        let now = self.now;
-        if let Some(known) = self.host.runs.get_mut(&run) {
-            known.purging = Some(now);
-        }
-        self.hit("purge");
-        self.note(|| format!("run {run} is purging"));
-        self.answer(self.leader, run, Event::Purge);
-        let delay = self.rng.between(1_000, 6_000);
-        self.after(delay, Happening::Purge);
-    }
-
-    fn take_over(&mut self) {
-        if self.calm && self.owners.contains_key(&self.leader) {
-            return;
-        }
-        let old = self.leader;
-        self.next_id += 1;
-        self.leader = self.next_id;
-        let owner = self.leader;
-        self.owners.insert(owner, Owner::default());
-        self.note(|| format!("owner {owner} begins"));
-        if self.rng.chance(500) {
-            self.after(0, Happening::Stop { owner: old });
-        } else {
-            self.hit("two owners at once");
-            let delay = self.rng.between(1, 3_000);
-            self.after(delay, Happening::Stop { owner: old });
-        }
-        self.after(0, Happening::Scan { owner });
-        self.after(2_000, Happening::Orphans { owner });
-        let purging: Vec<u64> = self
-            .host
-            .runs
-            .iter()
-            .filter(|(_, run)| run.purging.is_some())
-            .map(|(run, _)| *run)
-            .collect();
-        for run in purging {
-            self.answer(owner, run, Event::Purge);
-        }
-        let delay = self.rng.between(300, 6_000);
-        self.after(delay, Happening::Takeover);
     }
 }

@@ -10,6 +10,8 @@ use super::{
     Call, DEADLINE, Happening, LATEST, LIFETIME, MIN_AGE, Origin, PURGE_WAIT, Reply, World,
 };
 use crate::history::bucket::{Write, Written};
+use crate::history::coverage::failure_name;
+use crate::history::host::{Catalog, Command, Committed, Phase};
 use crate::history::owner::CLASSES;
 use crate::history::twin::HistoryTwin;
 
@@ -25,15 +27,15 @@ impl World {
             sent: self.now,
         };
         self.under_way.insert(origin.request, (owner, run));
-        let is_write = matches!(call, Call::Write(_) | Call::Delete);
+        let is_write = matches!(call, Call::Put(_) | Call::Delete | Call::Sweep);
         let after = self.rng.between(1, 40);
         let answer = self.rng.between(0, 20);
         let goes_wrong = self.rng.chance(self.faults) && !self.calm;
         let (after, answer) = match self.rng.between(0, 9) {
             _ if !goes_wrong => (after, Some((answer, None))),
             0..=3 => {
-                self.hit("refused");
                 let class = self.rng.pick(&CLASSES);
+                self.hit(failure_name(&call, class));
                 let reply = Reply::Failed(class);
                 return self.after(after, Happening::Answer { origin, reply });
             }
@@ -72,12 +74,16 @@ impl World {
     }
 
     /// An owner gives up what it has under way, for one run or for all. What has arrived in the store already may take effect.
-    pub(in crate::history) fn abandon(&mut self, owner: u64, run: Option<u64>) {
+    /// Whether there was anything.
+    pub(in crate::history) fn abandon(&mut self, owner: u64, run: Option<u64>) -> bool {
+        let mut any = false;
         for (request, (of, its)) in &self.under_way {
             if *of == owner && run.is_none_or(|run| run == *its) {
+                any = true;
                 self.abandoned.insert(*request);
             }
         }
+        any
     }
 
     pub(super) fn judge(&mut self, listed: Vec<(String, u64)>) {
@@ -118,66 +124,97 @@ impl World {
     }
 
     fn perform_call(&mut self, origin: Origin, call: Call) -> Reply {
-        let run = origin.run;
+        let Origin { owner, run, .. } = origin;
+        if self.is_behind(owner) {
+            self.hit("works before it has caught up");
+        }
         match call {
-            Call::List => Reply::Listed(self.listing(run)),
-            Call::Read(seq) => Reply::Read(self.host.read(run, seq)),
+            Call::List | Call::Read(_) if self.is_unreadable(run) => {
+                Reply::Failed(ErrorClass::Permanent)
+            }
+            Call::List => Reply::Listed(self.listing(owner, run)),
+            Call::Read(seq) => {
+                let behind = !self.host.wants(run);
+                Reply::Read(self.view(owner).read(run, seq, behind))
+            }
             Call::Examine(seq, crc, len) => Reply::Examined(self.examine(run, seq, crc, len)),
             Call::Acknowledge(seq) => self.acknowledge(run, seq),
-            Call::Catalog => match self.host.runs.get(&run) {
-                None => Reply::Gone,
-                Some(known) => Reply::Catalog(!known.segments.is_empty()),
+            Call::Catalog => match self.view(owner).catalog(run) {
+                Catalog::Gone => Reply::Gone,
+                Catalog::None => Reply::Catalog(false),
+                Catalog::Segments(_) => Reply::Catalog(true),
             },
-            Call::Delete => match self.host.runs.get(&run) {
-                None => Reply::Gone,
-                Some(known) => {
-                    let seqs: Vec<u64> = known.segments.keys().copied().collect();
-                    for key in self.keys(run, &seqs) {
-                        self.delete(&key);
-                    }
-                    Reply::Done
-                }
-            },
-            Call::Purged => {
-                if self.host.runs.remove(&run).is_some() {
-                    self.hit("purged");
-                    self.note(|| format!("run {run} is purged"));
-                    self.host.purged.insert(run, self.now);
+            Call::Put(write) => self.put_arrives(origin, write),
+            Call::Delete => self.delete_by_key(owner, run),
+            Call::Sweep => {
+                let prefix = key::history_prefix(&self.prefix, &self.run_id(run));
+                for (key, _) in self.bucket.under(&prefix) {
+                    self.delete(&key);
                 }
                 Reply::Done
             }
-            Call::Write(write) => self.write(origin, write),
+            Call::Purged => {
+                if self.commit(Command::Purged { run }) == Committed::Changed {
+                    self.hit("purged");
+                    self.note(|| format!("run {run} is purged"));
+                    self.purged.insert(run, self.now);
+                }
+                Reply::Done
+            }
+        }
+    }
+
+    /// Page after page; any of them may fail.
+    fn delete_by_key(&mut self, owner: u64, run: u64) -> Reply {
+        let seqs = match self.view(owner).catalog(run) {
+            Catalog::Gone => return Reply::Gone,
+            Catalog::None => Vec::new(),
+            Catalog::Segments(seqs) => seqs,
+        };
+        let fails = !self.calm && seqs.len() > 1 && self.rng.chance(self.faults);
+        let upto = if fails { seqs.len() / 2 } else { seqs.len() };
+        for key in self.keys(run, &seqs[..upto]) {
+            self.delete(&key);
+        }
+        if fails {
+            self.hit("deleted in part");
+            Reply::Failed(self.rng.pick(&CLASSES))
+        } else {
+            Reply::Done
         }
     }
 
     fn acknowledge(&mut self, run: u64, seq: u64) -> Reply {
         let right = self.right(run, seq);
-        let Some(known) = self.host.runs.get_mut(&run) else {
-            return Reply::Gone;
-        };
-        if known.purging.is_some() {
-            return Reply::Gone;
+        let next = self.host.runs.get(&run).and_then(|known| {
+            let mut segments = known.segments.iter();
+            let next = segments.find(|(_, segment)| !segment.uploaded);
+            next.map(|(first, _)| *first)
+        });
+        match self.commit(Command::Acknowledge { run, seq }) {
+            Committed::Gone => return Reply::Gone,
+            Committed::NeverSealed => {
+                self.violate(format!(
+                    "{seq} of run {run} is acknowledged, which was never sealed"
+                ));
+                return Reply::Acknowledged;
+            }
+            Committed::Same => {
+                self.hit("acknowledged again");
+                return Reply::Acknowledged;
+            }
+            Committed::Changed => {}
         }
-        let before = known
-            .segments
-            .iter()
-            .find(|(_, segment)| !segment.uploaded)
-            .map(|(first, _)| *first);
-        let Some(segment) = known.segments.get_mut(&seq) else {
-            self.violate(format!(
-                "{seq} of run {run} is acknowledged, which was never sealed"
-            ));
-            return Reply::Acknowledged;
-        };
-        if segment.uploaded {
-            return Reply::Acknowledged;
-        }
-        segment.uploaded = true;
         self.hit("acknowledged");
         self.note(|| format!("{seq} of run {run} is uploaded"));
-        if before != Some(seq) {
+        let times = self.acknowledged.entry((run, seq)).or_insert(0);
+        *times += 1;
+        if *times > 1 {
+            self.violate(format!("{seq} of run {run} is acknowledged twice"));
+        }
+        if next != Some(seq) {
             self.violate(format!(
-                "{seq} of run {run} is acknowledged before {before:?}"
+                "{seq} of run {run} is acknowledged before {next:?}"
             ));
         }
         let key = self.keys(run, &[seq]).remove(0);
@@ -197,30 +234,16 @@ impl World {
         Some(encode(&known.id, seq, &segment.content).into())
     }
 
-    fn write(&mut self, origin: Origin, write: Write) -> Reply {
-        match &write {
-            Write::Put {
-                key,
-                bytes,
-                when,
-                checked,
-            } => {
-                if *checked && !self.bucket.allows(key, when) {
-                    return Reply::Put(write, Written::Refused);
-                }
-                self.put_takes_effect(origin, &key.clone(), bytes.clone());
-                Reply::Put(write, Written::Done)
-            }
-            Write::Sweep { prefix } => {
-                for (key, _) in self.bucket.under(prefix) {
-                    self.delete(&key);
-                }
-                Reply::Done
-            }
+    fn put_arrives(&mut self, origin: Origin, write: Write) -> Reply {
+        if write.checked && !self.bucket.allows(&write.key, &write.when) {
+            return Reply::Put(write, Written::Refused);
         }
+        self.put_takes_effect(origin, &write);
+        Reply::Put(write, Written::Done)
     }
 
-    fn put_takes_effect(&mut self, origin: Origin, key: &str, bytes: Rc<[u8]>) {
+    fn put_takes_effect(&mut self, origin: Origin, write: &Write) {
+        let key = &write.key;
         let Some((run, seq)) = self.run_of(key) else {
             return self.violate(format!("{key} is put, which is of no run"));
         };
@@ -234,16 +257,20 @@ impl World {
         {
             self.violate(format!("{seq} of run {run} was right, and is overwritten"));
         }
-        if self.host.purged.contains_key(&run) {
+        if write.behind {
+            self.hit("a write of an owner that is behind");
+        }
+        if self.purged.contains_key(&run) {
             let age = self.now - origin.sent;
-            if age <= PURGE_WAIT {
+            // Whoever does not know yet of the purge may begin a write at any time. It goes with a later sweep.
+            if age <= PURGE_WAIT && !write.behind {
                 self.violate(format!(
                     "{seq} of run {run} comes {age} ms after it was sent, and after the purge"
                 ));
             }
             self.hit("a write after the purge");
         }
-        self.bucket.put(key, bytes, self.now);
+        self.bucket.put(key, write.bytes.clone(), self.now);
     }
 
     fn delete(&mut self, key: &str) {
@@ -254,7 +281,7 @@ impl World {
         let live = self
             .run_of(key)
             .and_then(|(run, _)| self.host.runs.get(&run))
-            .is_some_and(|run| run.purging.is_none());
+            .is_some_and(|run| run.phase != Phase::Purging);
         if live {
             self.violate(format!("{key} is deleted, and its run is not purged"));
         }
@@ -270,8 +297,12 @@ impl World {
                 continue;
             };
             let open = known.segments.iter().find(|(_, segment)| !segment.uploaded);
-            if known.purging.is_some() {
+            if known.phase == Phase::Purging {
                 self.violate(format!("run {run} is still not purged in the end"));
+            } else if self.is_unreadable(run) {
+                // Nobody can do anything about it.
+            } else if known.phase == Phase::Closed && open.is_none() {
+                self.violate(format!("run {run} is closed, and retention never takes it"));
             } else if let Some((seq, _)) = open {
                 let seq = *seq;
                 self.violate(format!(
