@@ -2,96 +2,154 @@
 -module(rabbitmq_stream_s3_history_scan).
 
 -export([scan/3, run/2, had_segments/2, purge_by_key/2, purge_by_prefix/1, orphans/1]).
--export_type([listing/0, report/0]).
+-export_type([listing/0, found/0, report/0]).
 
 %% As many as a machine knows one by one, and one more to see whether there are others.
 -define(WINDOW, 16).
 %% As many keys as a request to S3 may have.
 -define(OBJECTS, 1000).
--define(MAX_SEQ, 16#FFFFFFFFFFFFFFFF).
+%% Numbers of the library have 64 bits.
+-define(MAX, 16#FFFFFFFFFFFFFFFF).
 
 -type run() :: rabbitmq_stream_s3_history_source:run().
 -type source() :: rabbitmq_stream_s3_history_source:source().
 %% The first segments of a run, and the number, bytes and oldest time of the others.
 -type listing() :: rabbitmq_stream_s3_nif:history_listing().
+%% What a page of the index has come to: a run, a run that cannot be read, and rows that belong to no run, one of them shown.
+-type found() :: {run(), listing()} | {unreadable, run(), Reason :: term()} | {stray, pos_integer(), Row :: term()}.
 -type report() :: #{listed := non_neg_integer(), deleted := non_neg_integer(), failed := non_neg_integer()}.
+
+%% Of a run, while its rows come.
+-record(listing, {
+    known = 0 :: 0..?WINDOW,
+    first = [] :: [{rabbitmq_stream_s3_history_source:seq(), non_neg_integer(), integer()}],
+    last = -1 :: integer(),
+    %% Behind the first ones.
+    segments = 0 :: non_neg_integer(),
+    bytes = 0 :: non_neg_integer(),
+    oldest = undefined :: integer() | undefined
+}).
 
 %% --- the index -------------------------------------------------------------------------------------------------------
 
-%% @doc Walks the whole index. After each page the function is told the runs that are complete by then, and those that cannot be read. Memory: one page
-%% and one listing.
--spec scan(source(), PageSize :: pos_integer(), fun(([{run(), listing()} | {unreadable, run(), term()}]) -> ok)) ->
-    ok | {error, {retryable | permanent, term()}}.
+%% @doc Walks the whole index. After each page the function is told the runs that are complete by then, those that cannot be read, and how many rows belong
+%% to no run, with one of them. A bad row costs its run alone. Memory: one page and one listing.
+-spec scan(source(), PageSize :: pos_integer(), fun(([found()]) -> ok)) -> ok | {error, {retryable | permanent, term()}}.
 scan(Source, PageSize, Tell) ->
     scan(Source, PageSize, Tell, start, none).
 
-scan(Source, PageSize, Tell, From, Open) ->
+scan(Source, PageSize, Tell, From, Open0) ->
     case page(Source, From, PageSize) of
-        {ok, Entries, Next} ->
-            {Found, StillOpen} = lists:foldl(fun entry/2, {[], Open}, Entries),
+        {ok, Rows, Next} ->
+            {Found0, Open, Stray} = lists:foldl(fun row/2, {[], Open0, none}, Rows),
+            Found = [{stray, N, Row} || {N, Row} <- [Stray]] ++ Found0,
             case Next of
                 done ->
-                    Tell(lists:reverse(close(StillOpen, Found)));
+                    Tell(lists:reverse(close(Open, Found)));
                 _ ->
                     ok = Tell(lists:reverse(Found)),
-                    scan(Source, PageSize, Tell, {next, Next}, StillOpen)
+                    scan(Source, PageSize, Tell, {next, Next}, Open)
             end;
         {error, _} = Error ->
             Error
     end.
 
-entry({unreadable, Run, Reason}, {Found, Open}) ->
-    {[{unreadable, Run, Reason} | close(Open, Found)], none};
-entry(#{run := Run} = Segment, {Found, {Run, Listing}}) ->
-    {Found, {Run, add(Segment, Listing)}};
-entry(#{run := Run} = Segment, {Found, Open}) ->
-    {close(Open, Found), {Run, add(Segment, empty())}}.
+row({unreadable, Run, Reason} = Row, Acc) -> of_run(Run, Row, {error, Reason}, Acc);
+row(#{run := Run} = Row, Acc) -> of_run(Run, Row, segment, Acc);
+row(Row, Acc) -> stray(Row, Acc).
+
+%% What cannot be read is told once, and drops what was read of the run before.
+of_run(Run, _Row, _What, {_, {Run, unreadable}, _} = Acc) ->
+    Acc;
+of_run(Run, _Row, {error, Reason}, {Found, {Run, _}, Stray}) ->
+    {[{unreadable, Run, Reason} | Found], {Run, unreadable}, Stray};
+of_run(Run, Row, segment, {Found, {Run, Listing0}, Stray}) ->
+    case add(Row, Listing0) of
+        {ok, Listing} -> {Found, {Run, Listing}, Stray};
+        {error, _} = Error -> of_run(Run, Row, Error, {Found, {Run, Listing0}, Stray})
+    end;
+of_run(Run, Row, What, {Found, Open, Stray} = Acc) ->
+    case rabbitmq_stream_s3_nif:valid_run_id(Run) of
+        true -> of_run(Run, Row, What, {close(Open, Found), {Run, #listing{}}, Stray});
+        false -> stray(Row, Acc)
+    end.
+
+stray(Row, {Found, Open, none}) -> {Found, Open, {1, Row}};
+stray(_Row, {Found, Open, {N, First}}) -> {Found, Open, {N + 1, First}}.
 
 close(none, Found) -> Found;
+close({_Run, unreadable}, Found) -> Found;
 close({Run, Listing}, Found) -> [{Run, finish(Listing)} | Found].
 
-empty() ->
-    {0, [], {0, 0, undefined}}.
+add(#{seq := Seq} = Row, #listing{known = Known, last = Last, first = First, segments = Segments, bytes = Bytes, oldest = Oldest} = Listing) when
+    is_integer(Seq), Seq >= 0, Seq =< ?MAX
+->
+    case rabbitmq_stream_s3_history_source:is_sealed(Row) of
+        true when Seq =< Last ->
+            {error, {not_ascending, Seq}};
+        true when Known < ?WINDOW ->
+            #{size := Size, sealed_ms := Ms} = Row,
+            {ok, Listing#listing{known = Known + 1, last = Seq, first = [{Seq, Size, Ms} | First]}};
+        true ->
+            #{size := Size, sealed_ms := Ms} = Row,
+            %% (An atom is above every number.)
+            {ok, Listing#listing{last = Seq, segments = Segments + 1, bytes = min(?MAX, Bytes + Size), oldest = min(Oldest, Ms)}};
+        false ->
+            {error, {bad_row, Row}}
+    end;
+add(Row, _Listing) ->
+    {error, {bad_row, Row}}.
 
-add(#{seq := Seq, size := Size, sealed_ms := Ms}, {N, First, Beyond}) when N < ?WINDOW ->
-    {N + 1, [{Seq, Size, Ms} | First], Beyond};
-add(#{size := Size, sealed_ms := Ms}, {N, First, {Segments, Bytes, Oldest}}) ->
-    %% (An atom is above every number.)
-    {N + 1, First, {Segments + 1, Bytes + Size, min(Oldest, Ms)}}.
-
-finish({_N, First, Beyond}) ->
-    {lists:reverse(First), Beyond}.
+finish(#listing{first = First, segments = Segments, bytes = Bytes, oldest = Oldest}) ->
+    {lists:reverse(First), {Segments, Bytes, Oldest}}.
 
 %% @doc What the index has of one run. One page of a few entries.
 -spec run(source(), run()) -> {ok, listing()} | {error, {retryable | permanent, term()}}.
 run(Source, Run) ->
-    run(Source, Run, {run, Run}, empty()).
+    run(Source, Run, {run, Run}, #listing{}).
 
 run(Source, Run, From, Listing0) ->
     case page(Source, From, ?WINDOW + 1) of
-        {ok, Entries, Next} ->
-            case of_run(Run, Entries, Listing0) of
-                {unreadable, Reason} -> {error, {permanent, Reason}};
+        {ok, Rows, Next} ->
+            case listing(Run, Rows, Listing0) of
+                {error, Reason} -> {error, {permanent, Reason}};
                 {others, Listing} -> {ok, finish(Listing)};
                 %% The page ends within the run, or before it.
-                {more, {N, _, _} = Listing} when Next =/= done, N =< ?WINDOW -> run(Source, Run, {next, Next}, Listing);
+                {more, #listing{segments = 0} = Listing} when Next =/= done -> run(Source, Run, {next, Next}, Listing);
                 {more, Listing} -> {ok, finish(Listing)}
             end;
         {error, _} = Error ->
             Error
     end.
 
-of_run(Run, [#{run := Run} = Segment | Entries], Listing) -> of_run(Run, Entries, add(Segment, Listing));
-of_run(Run, [{unreadable, Run, Reason} | _], _Listing) -> {unreadable, Reason};
-of_run(_Run, [_Other | _], Listing) -> {others, Listing};
-of_run(_Run, [], Listing) -> {more, Listing}.
+listing(Run, [#{run := Run} = Row | Rows], Listing0) ->
+    case add(Row, Listing0) of
+        {ok, Listing} -> listing(Run, Rows, Listing);
+        {error, _} = Error -> Error
+    end;
+listing(Run, [{unreadable, Run, Reason} | _], _Listing) ->
+    {error, Reason};
+listing(Run, [Row | Rows], Listing) ->
+    case is_of_a_run(Row) of
+        true -> {others, Listing};
+        %% The scan tells of it.
+        false -> listing(Run, Rows, Listing)
+    end;
+listing(_Run, [], Listing) ->
+    {more, Listing}.
+
+is_of_a_run({unreadable, Run, _}) -> rabbitmq_stream_s3_nif:valid_run_id(Run);
+is_of_a_run(#{run := Run}) -> rabbitmq_stream_s3_nif:valid_run_id(Run);
+is_of_a_run(_) -> false.
 
 page({Module, Argument}, From, Limit) ->
     Query = #{source => Argument, from => From, limit => Limit},
     %% The query takes the place of the argument.
     case rabbitmq_stream_s3_history_source:call({Module, Query}, pending, []) of
-        {ok, #{entries := Entries, next := Next}} -> {ok, Entries, Next};
-        {error, {_Kind, _Reason}} = Error -> Error;
+        %% That would go on for ever.
+        {ok, #{next := Next}} when From =:= {next, Next} -> {error, {permanent, {bad_answer, pending, From}}};
+        {ok, #{entries := Rows, next := Next}} when is_list(Rows) -> {ok, Rows, Next};
+        {error, {Kind, _Reason}} = Error when Kind =:= retryable; Kind =:= permanent -> Error;
         Other -> {error, {permanent, {bad_answer, pending, Other}}}
     end.
 
@@ -139,7 +197,7 @@ delete_catalog(Run, Seqs) ->
             {error, {permanent, {bad_answer, catalog, What}}}
     end.
 
-page_of_keys(Run, [Seq | Seqs], N, Keys) when N > 0, is_integer(Seq), Seq >= 0, Seq =< ?MAX_SEQ ->
+page_of_keys(Run, [Seq | Seqs], N, Keys) when N > 0, is_integer(Seq), Seq >= 0, Seq =< ?MAX ->
     page_of_keys(Run, Seqs, N - 1, [rabbitmq_stream_s3_store:history_key(Run, Seq) | Keys]);
 page_of_keys(_Run, Rest, N, Keys) when N =:= 0; Rest =:= [] ->
     {ok, lists:reverse(Keys), Rest};

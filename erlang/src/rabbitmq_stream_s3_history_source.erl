@@ -12,8 +12,10 @@
 %% <li>Numbers of a run ascend in the order of sealing. A run's id is never used again.</li>
 %% <li>A run is known to `run_state' before its first segment is sealed, and until it has been purged.</li>
 %% <li>Every function may be called at any time, from any process of this node, several at once, and again after an answer was lost. All may
-%% block: each call has a process of its own, which is killed when the run is purged or the uploader stops.</li>
-%% <li>What a function raises counts as a retryable failure.</li>
+%% block: each call has a process of its own, which is killed when the run is purged or the uploader stops. `pending' and
+%% `read_segment', for which others wait, are given up after `transfer_deadline_ms', which counts as a retryable failure; the others may take as long as
+%% they need.</li>
+%% <li>What a function raises counts as a retryable failure, an answer of another shape than below as a permanent one.</li>
 %% </ul>
 %%
 %% == What failures mean ==
@@ -22,18 +24,19 @@
 %% has to mend something (a segment that does not fit its checksum). Logged as an error, and tried again by the next scan only.
 -module(rabbitmq_stream_s3_history_source).
 
--export([call/3]).
+-export([call/3, is_sealed/1, text/1]).
 -export_type([run/0, seq/0, segment/0, query/0, page/0, acknowledgment/0, failure/0, source/0]).
 
 %% 1 to 255 of `A-Za-z0-9_=-.', but neither `.' nor `..'.
 -type run() :: binary().
 -type seq() :: 0..16#FFFFFFFFFFFFFFFF.
-%% size: payload in bytes, for the backlog; sealed_ms: milliseconds since the Unix epoch.
+%% size: payload in bytes, for the backlog, below 2^64; sealed_ms: milliseconds since the Unix epoch, of 64 bits.
 -type segment() :: #{run := run(), seq := seq(), size := non_neg_integer(), sealed_ms := integer()}.
 %% What to read of the index of pending segments, which is ordered by run, then by number: at most `limit' entries, from the beginning, from a run's
 %% first segment (or the place where it would be), or from where the page ended whose `next' this is.
 -type query() :: #{source := Argument :: term(), from := start | {run, run()} | {next, term()}, limit := pos_integer()}.
-%% A run whose entries cannot be read has one row that says so, and does not end the page.
+%% A run whose entries cannot be read has one row that says so, and does not end the page. A row that is not as it must be makes its run one that cannot
+%% be read. `next' is another term for each place.
 -type page() :: #{entries := [segment() | {unreadable, run(), Reason :: term()}], next := term() | done}.
 -type acknowledgment() :: #{
     run := run(),
@@ -84,3 +87,25 @@ guarded(Call) ->
     catch
         Class:Reason:Stack -> {error, {retryable, {raised, Class, Reason, hd(Stack ++ [none])}}}
     end.
+
+%% @doc Whether size and time of a segment are what they must be.
+-spec is_sealed(term()) -> boolean().
+is_sealed(#{size := Size, sealed_ms := Ms}) when is_integer(Size), is_integer(Ms) ->
+    Size >= 0 andalso Size < 1 bsl 64 andalso Ms >= -(1 bsl 63) andalso Ms < 1 bsl 63;
+is_sealed(_Other) ->
+    false.
+
+%% @doc What went wrong in a host, in words. What it gives as a reason is printed as it is, whatever it looks like.
+-spec text(Reason :: term()) -> binary().
+text({raised, Class, Reason, Where}) -> format("the host has raised ~0tp ~0tP in ~0tP", [Class, Reason, 30, Where, 30]);
+text({crashed, Reason}) -> format("the process that asked the host has died: ~0tP", [Reason, 30]);
+text({no_answer, Function, Ms}) -> format("the host's ~0tp has not answered in ~0tp ms", [Function, Ms]);
+text({bad_answer, Function, Answer}) -> format("the host's ~0tp must not answer ~0tP", [Function, Answer, 30]);
+text({bad_row, Row}) -> format("its index has a row that is none: ~0tP", [Row, 30]);
+text({not_ascending, Seq}) -> format("in its index ~0tp comes behind a number that is not below it", [Seq]);
+text(listed_twice) -> <<"its rows do not stand together in the index">>;
+text(Reason) -> format("the host says ~0tP", [Reason, 30]).
+
+format(Format, Args) ->
+    <<Text/binary>> = unicode:characters_to_binary(io_lib:format(Format, Args)),
+    Text.

@@ -9,24 +9,26 @@
 %% ({@link rabbitmq_stream_s3_history_run}), and what it does is decided by a machine in the core.
 %%
 %% Uploads are started by {@link sealed/3}, by the scan at the start, and by one each `history_rescan_interval_ms'. Memory: at most
-%% `history_upload_concurrency' bodies, and for each run with pending segments a process with at most 16 of them.
+%% `history_upload_concurrency' bodies, and for each run with pending segments a process with at most 16 of them. Of runs of which nothing but
+%% {@link sealed/3} is known, at most 1000 are looked at at a time; further ones wait for a scan, which then comes after
+%% `task_retry_delay_max_ms'.
 -module(rabbitmq_stream_s3_history_uploader).
 -behaviour(gen_server).
 
 -include_lib("kernel/include/logger.hrl").
 
 -export([start_link/1, stop/1, sealed/3, rescan/1, purge/2, postpone_retention/2, sweep/1, read/2, status/1, metrics/0]).
--export([init_table/0]).
 -export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
--export_type([options/0, server/0, metric/0]).
+-export_type([options/0, server/0]).
 
--define(TABLE, ?MODULE).
 -define(LOG_META, #{domain => [rabbitmq, stream_s3]}).
 %% A store that answers at all does so within this time; what it supports may also be found out later.
 -define(PROBE_AT_START_MS, 5000).
 -define(STOP_MS, 5000).
 %% Timers take no longer ones.
 -define(MAX_MS, 16#FFFFFFFF).
+%% A host that tells of runs faster than it can be asked about them must not fill the memory, nor be asked about all of them at once.
+-define(HINTED, 1000).
 
 -type run() :: rabbitmq_stream_s3_history_source:run().
 -type server() :: gen_server:server_ref().
@@ -44,8 +46,6 @@
     %% Entries of the index that are read at a time; 1000 where left out.
     page_size => 1..100000
 }.
-%% Without the prefix that all metrics of the plugin have.
--type metric() :: {Name :: atom(), Labels :: #{atom() => atom()}, Value :: non_neg_integer() | float()}.
 
 -record(run, {
     pid :: pid(),
@@ -53,12 +53,25 @@
     told = 0 :: non_neg_integer(),
     %% The scan that has seen it last, or during which it came up.
     seen :: non_neg_integer(),
+    %% The scan that has found rows of it last.
+    listed = 0 :: non_neg_integer(),
+    %% Nothing but a hint is known of it.
+    hinted = false :: boolean(),
     purging = false :: boolean()
+}).
+-record(scanner, {
+    pid :: pid(),
+    monitor :: reference(),
+    %% Gives it up when a page does not come.
+    limit :: reference(),
+    again = false :: boolean()
 }).
 -record(state, {
     source :: rabbitmq_stream_s3_history_source:source(),
     options :: map(),
     table :: ets:table(),
+    %% Of the application.
+    application :: reference(),
     runs = #{} :: #{run() => #run{}},
     pids = #{} :: #{pid() => run()},
     %% Runs whose purge has to be begun anew, since their process has died.
@@ -67,19 +80,28 @@
     waiting = queue:new() :: queue:queue({pid(), pos_integer()}),
     %% Whether the store is known to support conditional writes; until then nothing is uploaded.
     proven :: boolean(),
+    prover = none :: none | {pid(), reference()},
+    %% Runs that are known by hints alone.
+    hinted = 0 :: 0..?HINTED,
+    %% Another one was hinted at, so the next scan comes soon.
+    soon = false :: boolean(),
     %% The number of the scan that runs or ran last, its process, and the timer of the next one.
     scan = 0 :: non_neg_integer(),
-    scanner = none :: none | {pid(), reference(), Again :: boolean()},
+    scanner = none :: none | #scanner{},
     timer = none :: none | reference(),
     sweeper = none :: none | {pid(), reference(), [gen_server:from()]}
 }).
 
 %% --- interface -------------------------------------------------------------------------------------------------------
 
-%% @doc Starts one, linked to the caller: for the host's own supervisor. The application must run. Refused with a sentence where an option is out of range, and
-%% where the store does not honour conditional writes: two owners that upload at the same time would overwrite each other's objects. A store that does not
-%% answer is no reason to refuse: nothing is uploaded until it has answered, and the uploader ends then if it must.
--spec start_link(options()) -> {ok, pid()} | ignore | {error, {bad_option | unsupported, Text :: binary()} | term()}.
+%% @doc Starts one, linked to the caller: for the host's own supervisor. Refused with a sentence where an option is out of range, where the application does
+%% not run, and where the store does not honour conditional writes: two owners that upload at the same time would overwrite each other's objects. A store
+%% that does not answer is no reason to refuse: nothing is uploaded until it has answered, and the uploader ends then if it must.
+%%
+%% It ends with the application, with the reason `{shutdown, application_stopped}', and so does all that it has begun; nothing is lost, since whatever is
+%% pending is in the host's index. Whoever starts it has to do so again once the application is back: not by a supervisor that gives up after a few
+%% attempts, but as a `temporary' child, and with a while between the attempts (the host on Ra in the tests does it).
+-spec start_link(options()) -> {ok, pid()} | ignore | {error, {bad_option | not_running | unsupported, Text :: binary()} | term()}.
 start_link(#{name := Name} = Options) ->
     gen_server:start_link(Name, ?MODULE, Options, []);
 start_link(Options) ->
@@ -91,10 +113,18 @@ stop(Server) ->
     gen_server:stop(Server).
 
 %% @doc A segment was sealed, and is in the host's index now. A hint: what is uploaded is what the index says, and a hint that is lost costs time
-%% until the next scan only. Never waits.
+%% until the next scan only. Never waits. Raises `badarg' where there is no such run id, size or time.
 -spec sealed(server(), run(), #{size := non_neg_integer(), sealed_ms := integer(), _ => _}) -> ok.
-sealed(Server, Run, #{size := Size, sealed_ms := SealedMs}) when is_binary(Run), is_integer(Size), Size >= 0, is_integer(SealedMs) ->
-    gen_server:cast(Server, {sealed, Run, Size, SealedMs}).
+sealed(Server, Run, Segment) ->
+    ok = check_run(Run, [Server, Run, Segment]),
+    case rabbitmq_stream_s3_history_source:is_sealed(Segment) of
+        true ->
+            #{size := Size, sealed_ms := SealedMs} = Segment,
+            gen_server:cast(Server, {sealed, Run, Size, SealedMs});
+        false ->
+            Text = <<"segment: expected size, a non-negative integer below 2^64, and sealed_ms, an integer of at most 64 bits">>,
+            rabbitmq_stream_s3_nif:misuse(Text, [Server, Run, Segment])
+    end.
 
 %% @doc Scans the index now, or once more if a scan is under way.
 -spec rescan(server()) -> ok.
@@ -102,22 +132,26 @@ rescan(Server) ->
     gen_server:cast(Server, rescan).
 
 %% @doc Stops the uploads of a run, waits, deletes all of its objects, and calls the host's `purged/2'. The host has committed that the run is
-%% purging, so that no other owner begins new uploads; on a start or takeover it has to ask again for each such run. Asking twice does no harm.
+%% purging, so that no other owner begins new uploads; on a start or takeover it has to ask again for each such run. Asking twice does no harm. Raises
+%% `badarg' where there is no such run id.
 -spec purge(server(), run()) -> ok.
-purge(Server, Run) when is_binary(Run) ->
+purge(Server, Run) ->
+    ok = check_run(Run, [Server, Run]),
     gen_server:call(Server, {purge, Run}, infinity).
 
 %% @doc Whether retention may take a closed run now, or has to wait for so many milliseconds since it still has a sealed segment. Waits for the host's `run_state/2',
-%% in the calling process. Raises where no uploader runs, which says nothing: retention has to wait then.
+%% in the calling process. Raises where no uploader runs, which says nothing: retention has to wait then; and `badarg' where there is no such run id.
 -spec postpone_retention(server(), run()) -> {postpone, Ms :: pos_integer()} | proceed.
 postpone_retention(Server, Run) ->
+    ok = check_run(Run, [Server, Run]),
     Source = gen_server:call(Server, source, infinity),
     Sealed =
         case rabbitmq_stream_s3_history_source:call(Source, run_state, [Run]) of
-            {Phase, #{sealed := N}} when Phase =:= open; Phase =:= closed -> N;
+            {Phase, #{sealed := 0}} when Phase =:= open; Phase =:= closed -> 0;
             {purging, _} -> 0;
             gone -> 0;
-            {error, _} -> undefined
+            %% There are some, or that is not known: a failure, or an answer that is none.
+            _ -> undefined
         end,
     rabbitmq_stream_s3_nif:history_postpone(Sealed).
 
@@ -126,10 +160,22 @@ postpone_retention(Server, Run) ->
 sweep(Server) ->
     gen_server:call(Server, sweep, infinity).
 
-%% @doc The payload of an uploaded segment, verified. Needs no uploader. One request.
+%% @doc The payload of an uploaded segment, verified. Needs no uploader, but the application. One request. Raises `badarg' where there is no such run id or
+%% number.
 -spec read(run(), rabbitmq_stream_s3_history_source:seq()) -> {ok, binary()} | {error, rabbitmq_stream_s3_store:error()}.
 read(Run, Seq) ->
-    rabbitmq_stream_s3_store:history_get(Run, Seq, rabbitmq_stream_s3_config:get(transfer_deadline_ms)).
+    try
+        rabbitmq_stream_s3_store:history_get(Run, Seq, rabbitmq_stream_s3_config:get(transfer_deadline_ms))
+    catch
+        error:{badarg, Text} -> rabbitmq_stream_s3_nif:misuse(Text, [Run, Seq])
+    end.
+
+check_run(Run, Args) ->
+    try rabbitmq_stream_s3_nif:history_key(<<"any">>, {Run, 0}) of
+        _ -> ok
+    catch
+        error:{badarg, Text} -> rabbitmq_stream_s3_nif:misuse(Text, Args)
+    end.
 
 %% @doc For people. `permits': bodies that are held; `runs': those with something to do, by what they do.
 -spec status(server()) ->
@@ -147,136 +193,73 @@ status(Server) ->
 
 %% @doc The numbers of all uploaders of this node. Counters live as long as the application; gauges are summed from what the runs' machines know now: of what a run has
 %% pending beyond its next 16 segments, that is what the last scan has counted. Asks no process; linear in the runs with something to do.
--spec metrics() -> #{counters := [metric()], gauges := [metric()]}.
+-spec metrics() -> #{counters := [rabbitmq_stream_s3_history_backlog:metric()], gauges := [rabbitmq_stream_s3_history_backlog:metric()]}.
 metrics() ->
-    Counts = rabbitmq_stream_s3_counters:get(history),
-    Outcomes = [uploaded, already_present, replaced, retryable_error, permanent_error, gone],
-    {Segments, Bytes, Oldest} = lists:foldl(fun backlog/2, {0, 0, undefined}, tables()),
-    Age =
-        case Oldest of
-            undefined -> 0.0;
-            _ -> max(0, erlang:system_time(millisecond) - Oldest) / 1000
-        end,
-    #{
-        counters =>
-            [{history_uploads_total, #{outcome => O}, map_get(O, Counts)} || O <- Outcomes] ++
-                [
-                    {history_upload_bytes_total, #{}, map_get(bytes, Counts)},
-                    {history_upload_checksum_mismatches_total, #{}, map_get(checksum_mismatches, Counts)},
-                    {history_upload_rescan_errors_total, #{}, map_get(rescan_errors, Counts)}
-                ],
-        gauges => [
-            {history_upload_backlog_segments, #{}, Segments},
-            {history_upload_backlog_bytes, #{}, Bytes},
-            {history_upload_oldest_sealed_age_seconds, #{}, Age}
-        ]
-    }.
-
-%% @doc Makes the place where uploaders are found, which belongs to the calling process: the top supervisor.
--spec init_table() -> ok.
-init_table() ->
-    ?TABLE = ets:new(?TABLE, [named_table, public]),
-    ok.
-
-tables() ->
-    try
-        [Table || {_Pid, Table} <- ets:tab2list(?TABLE)]
-    catch
-        error:badarg -> []
-    end.
-
-backlog(Table, Sum) ->
-    try
-        ets:foldl(fun({_Run, N, B, O, _Phase}, {Segments, Bytes, Oldest}) -> {Segments + N, Bytes + B, min(Oldest, O)} end, Sum, Table)
-    catch
-        %% Its uploader has just ended.
-        error:badarg -> Sum
-    end.
+    rabbitmq_stream_s3_history_backlog:metrics().
 
 %% --- start and stop --------------------------------------------------------------------------------------------------
 
 %% @private
 init(Options0) ->
     process_flag(trap_exit, true),
-    case options(Options0) of
-        {ok, Options} ->
+    case {rabbitmq_stream_s3_history_options:complete(Options0), rabbitmq_stream_s3_history_backlog:owner()} of
+        {{error, Text}, _} ->
+            {error, {bad_option, Text}};
+        {_, undefined} ->
+            {error, {not_running, <<"the application rabbitmq_stream_s3 does not run on this node">>}};
+        {{ok, Options}, Top} ->
+            Monitor = erlang:monitor(process, Top),
             case prove(?PROBE_AT_START_MS) of
                 unsupported -> {error, {unsupported, unsupported()}};
-                Proven -> {ok, new(Options, Proven =:= ok), {continue, started}}
-            end;
-        {error, Text} ->
-            {error, {bad_option, Text}}
+                Proven -> {ok, new(Options, Monitor, Proven =:= ok), {continue, started}}
+            end
     end.
 
-new(#{source := Module, argument := Argument} = Options, Proven) ->
-    Table = ets:new(rabbitmq_stream_s3_history_runs, [public, {write_concurrency, true}]),
-    true = ets:insert(?TABLE, {self(), Table}),
+new(#{source := Module, argument := Argument} = Options, Monitor, Proven) ->
+    Table = rabbitmq_stream_s3_history_backlog:new(),
     _ = Proven orelse due(prove, rabbitmq_stream_s3_config:get(upload_retry_delay_ms)),
     ok = due(sweep, rabbitmq_stream_s3_config:get(gc_interval_ms)),
-    #state{source = {Module, Argument}, options = Options, table = Table, proven = Proven}.
+    #state{source = {Module, Argument}, options = Options, table = Table, application = Monitor, proven = Proven}.
 
 %% @private
 handle_continue(started, State) ->
     {noreply, scan(State)}.
 
 %% @private
-terminate(_Reason, #state{runs = Runs, scanner = Scanner, sweeper = Sweeper}) ->
-    Others = [element(1, Process) || Process <- [Scanner, Sweeper], is_tuple(Process)],
+terminate(_Reason, #state{runs = Runs, scanner = Scanner, sweeper = Sweeper, prover = Prover}) ->
+    Others = [Pid || #scanner{pid = Pid} <- [Scanner]] ++ [element(1, Process) || Process <- [Sweeper, Prover], is_tuple(Process)],
     _ = [exit(Pid, kill) || Pid <- Others],
     _ = [exit(Pid, shutdown) || #run{pid = Pid} <- maps:values(Runs)],
-    ok = wait_for([Pid || #run{pid = Pid} <- maps:values(Runs)] ++ Others),
-    true = ets:delete(?TABLE, self()),
-    ok.
+    ok = wait_for([Pid || #run{pid = Pid} <- maps:values(Runs)] ++ Others, erlang:start_timer(?STOP_MS, self(), stop)),
+    rabbitmq_stream_s3_history_backlog:drop().
 
-wait_for([]) ->
+wait_for([], _Limit) ->
     ok;
-wait_for([Pid | Pids]) ->
+wait_for([Pid | Pids], Limit) ->
     Monitor = erlang:monitor(process, Pid),
     receive
-        {'DOWN', Monitor, process, Pid, _} -> ok
-    after ?STOP_MS ->
-        exit(Pid, kill),
-        receive
-            {'DOWN', Monitor, process, Pid, _} -> ok
-        end
-    end,
-    wait_for(Pids).
-
-options(Given) ->
-    Config = fun rabbitmq_stream_s3_config:get/1,
-    Defaults = #{
-        concurrency => Config(history_upload_concurrency),
-        rescan_interval_ms => Config(history_rescan_interval_ms),
-        purge_wait_ms => Config(history_purge_wait_ms),
-        page_size => 1000
-    },
-    Options = maps:merge(Defaults, Given),
-    Ranges = [{concurrency, 1, 1024}, {rescan_interval_ms, 1, ?MAX_MS}, {purge_wait_ms, 0, ?MAX_MS}, {page_size, 1, 100000}],
-    Known = [source, argument, name | [Key || {Key, _, _} <- Ranges]],
-    Bad =
-        [text("~ts must be an integer from ~b to ~b, not ~0tP", [K, Min, Max, V, 20]) || {K, Min, Max} <- Ranges, V <- [map_get(K, Options)], not in_range(V, Min, Max)] ++
-            [text("~ts is missing", [K]) || K <- [source, argument], not is_map_key(K, Options)] ++
-            [text("there is no option ~0tP", [K, 20]) || K <- maps:keys(Options) -- Known],
-    case Bad of
-        [] -> {ok, Options};
-        [Text | _] -> {error, Text}
+        {'DOWN', Monitor, process, Pid, _} ->
+            wait_for(Pids, Limit);
+        {timeout, Limit, stop} ->
+            %% Nobody is waited for any longer.
+            _ = [exit(Other, kill) || Other <- [Pid | Pids]],
+            receive
+                {'DOWN', Monitor, process, Pid, _} -> wait_for(Pids, Limit)
+            end
     end.
-
-in_range(Value, Min, Max) ->
-    is_integer(Value) andalso Value >= Min andalso Value =< Max.
-
-text(Format, Args) ->
-    unicode:characters_to_binary(io_lib:format(Format, Args)).
 
 due(Job, Ms) ->
     _ = erlang:send_after(Ms, self(), Job),
     ok.
 
 prove(TimeoutMs) ->
-    case rabbitmq_stream_s3_store:probe(TimeoutMs) of
+    try rabbitmq_stream_s3_store:probe(TimeoutMs) of
         {ok, #{conditional_writes := true}} -> ok;
         {ok, #{conditional_writes := false}} -> unsupported;
         {error, _} -> unknown
+    catch
+        %% The application has just ended, and its store is closed.
+        error:badarg -> unknown
     end.
 
 unsupported() ->
@@ -297,11 +280,13 @@ handle_call(sweep, From, #state{sweeper = {Pid, Monitor, Callers}} = State) ->
 handle_call(sweep, From, State) ->
     {noreply, start_sweep([From], State)};
 handle_call(status, _From, State) ->
-    {reply, status_of(State), State}.
+    {reply, status_of(State), State};
+handle_call(_Unknown, _From, State) ->
+    {reply, {error, badarg}, State}.
 
 %% @private
 handle_cast({sealed, Run, Size, SealedMs}, State) ->
-    {noreply, tell(Run, {sealed, Size, SealedMs}, State)};
+    {noreply, hint(Run, {sealed, Size, SealedMs}, State)};
 handle_cast(rescan, State) ->
     {noreply, scan(State)};
 handle_cast({ask_permit, Pid, Attempt}, #state{pids = Pids, waiting = Waiting} = State) when is_map_key(Pid, Pids) ->
@@ -324,18 +309,23 @@ handle_cast({idle, Pid, Heard}, #state{pids = Pids, runs = Runs} = State) ->
             end;
         #{} ->
             {noreply, State}
-    end.
+    end;
+handle_cast(_Unknown, State) ->
+    {noreply, State}.
 
 %% @private
-handle_info({found, Pid, Found}, #state{scanner = {Pid, _, _}} = State0) ->
+handle_info({found, Pid, Found}, #state{scanner = #scanner{pid = Pid, limit = Limit} = Scanner} = State0) ->
+    _ = erlang:cancel_timer(Limit),
     State = lists:foldl(fun found/2, State0, Found),
     Pid ! {go_on, self()},
-    {noreply, State};
-handle_info({ended, Pid, Result}, #state{scanner = {Pid, Monitor, Again}} = State) ->
-    true = erlang:demonitor(Monitor, [flush]),
-    {noreply, scan_ended(Result, Again, State)};
-handle_info({'DOWN', Monitor, process, _Pid, Reason}, #state{scanner = {_, Monitor, Again}} = State) ->
-    {noreply, scan_ended({error, {retryable, {crashed, Reason}}}, Again, State)};
+    {noreply, State#state{scanner = Scanner#scanner{limit = page_limit()}}};
+handle_info({ended, Pid, Result}, #state{scanner = #scanner{pid = Pid}} = State) ->
+    {noreply, scan_ended(Result, State)};
+handle_info({timeout, Limit, Ms}, #state{scanner = #scanner{limit = Limit, pid = Pid}} = State) ->
+    true = exit(Pid, kill),
+    {noreply, scan_ended({error, {retryable, {no_answer, pending, Ms}}}, State)};
+handle_info({'DOWN', Monitor, process, _Pid, Reason}, #state{scanner = #scanner{monitor = Monitor}} = State) ->
+    {noreply, scan_ended({error, {retryable, {crashed, Reason}}}, State)};
 handle_info({ended, Pid, Result}, #state{sweeper = {Pid, Monitor, Callers}} = State) ->
     true = erlang:demonitor(Monitor, [flush]),
     {noreply, swept(Result, Callers, State#state{sweeper = none})};
@@ -349,23 +339,35 @@ handle_info(sweep, #state{sweeper = none} = State) ->
 handle_info(sweep, State) ->
     ok = due(sweep, rabbitmq_stream_s3_config:get(gc_interval_ms)),
     {noreply, State};
-handle_info(prove, #state{proven = false} = State) ->
+handle_info(prove, #state{prover = none} = State) ->
     Server = self(),
-    _ = spawn_link(fun() -> Server ! {proven, prove(rabbitmq_stream_s3_config:get(persist_timeout_ms))} end),
-    {noreply, State};
-handle_info({proven, ok}, State) ->
-    {noreply, grant(State#state{proven = true})};
-handle_info({proven, unknown}, State) ->
-    ok = due(prove, rabbitmq_stream_s3_config:get(upload_retry_delay_ms)),
-    {noreply, State};
-handle_info({proven, unsupported}, State) ->
-    ?LOG_ERROR("~ts", [unsupported()], ?LOG_META),
-    {stop, {shutdown, {unsupported, unsupported()}}, State};
+    Prove = fun() -> Server ! {proven, self(), prove(rabbitmq_stream_s3_config:get(persist_timeout_ms))} end,
+    {noreply, State#state{prover = spawn_opt(Prove, [link, monitor])}};
+handle_info({proven, Pid, Result}, #state{prover = {Pid, Monitor}} = State) ->
+    true = erlang:demonitor(Monitor, [flush]),
+    proven(Result, State#state{prover = none});
+handle_info({'DOWN', Monitor, process, _Pid, _Reason}, #state{prover = {_, Monitor}} = State) ->
+    proven(unknown, State#state{prover = none});
+handle_info({'DOWN', Monitor, process, _Pid, _Reason}, #state{application = Monitor} = State) ->
+    ?LOG_NOTICE("history is uploaded no longer, since the application has ended", [], ?LOG_META),
+    {stop, {shutdown, application_stopped}, State};
 handle_info({'EXIT', Pid, Reason}, #state{pids = Pids} = State) ->
     case Pids of
         #{Pid := Run} -> {noreply, died(Pid, Run, Reason, State)};
         #{} -> {noreply, State}
-    end.
+    end;
+%% Answers that nobody waits for any longer.
+handle_info(_Stale, State) ->
+    {noreply, State}.
+
+proven(ok, State) ->
+    {noreply, grant(State#state{proven = true})};
+proven(unknown, State) ->
+    ok = due(prove, rabbitmq_stream_s3_config:get(upload_retry_delay_ms)),
+    {noreply, State};
+proven(unsupported, State) ->
+    ?LOG_ERROR("~ts", [unsupported()], ?LOG_META),
+    {stop, {shutdown, {unsupported, unsupported()}}, State}.
 
 %% --- runs ------------------------------------------------------------------------------------------------------------
 
@@ -373,11 +375,25 @@ tell(Run, Event, #state{runs = Runs} = State) when is_map_key(Run, Runs) ->
     #{Run := #run{pid = Pid, told = Told} = R} = Runs,
     ok = rabbitmq_stream_s3_history_run:tell(Pid, Event),
     State#state{runs = Runs#{Run := R#run{told = Told + 1}}};
-tell(Run, Event, #state{runs = Runs, pids = Pids, source = Source, table = Table, options = Options, scan = Scan} = State) ->
+tell(Run, Event, State) ->
+    tell(Run, Event, start(Run, false, State)).
+
+%% Of a run of which nothing is known, the index has to be asked.
+hint(Run, Event, #state{runs = Runs} = State) when is_map_key(Run, Runs) ->
+    tell(Run, Event, State);
+hint(Run, Event, #state{hinted = Hinted} = State) when Hinted < ?HINTED ->
+    tell(Run, Event, start(Run, true, State));
+hint(_Run, _Event, State) ->
+    scan_soon(State).
+
+start(Run, IsHinted, #state{runs = Runs, pids = Pids, source = Source, table = Table, options = Options, scan = Scan} = State) ->
     {ok, Pid} = rabbitmq_stream_s3_history_run:start_link(#{
         server => self(), run => Run, source => Source, table => Table, machine => machine(Options)
     }),
-    tell(Run, Event, State#state{runs = Runs#{Run => #run{pid = Pid, seen = Scan}}, pids = Pids#{Pid => Run}}).
+    count_hinted(IsHinted, 1, State#state{runs = Runs#{Run => #run{pid = Pid, seen = Scan, hinted = IsHinted}}, pids = Pids#{Pid => Run}}).
+
+count_hinted(true, N, #state{hinted = Hinted} = State) -> State#state{hinted = Hinted + N};
+count_hinted(false, _N, State) -> State.
 
 machine(#{purge_wait_ms := PurgeWait}) ->
     Delays = [task_retry_delay_ms, task_retry_delay_max_ms, upload_retry_delay_ms, upload_retry_delay_max_ms],
@@ -387,9 +403,11 @@ begin_purge(Run, State0) ->
     #state{runs = #{Run := R} = Runs} = State = tell(Run, purge, State0),
     State#state{runs = Runs#{Run := R#run{purging = true}}}.
 
-forget(Pid, Run, #state{runs = Runs, pids = Pids, table = Table} = State) ->
+forget(Pid, Run, #state{runs = Runs, pids = Pids, table = Table} = State0) ->
     true = ets:delete(Table, Run),
-    grant(without_permit(Pid, State#state{runs = maps:remove(Run, Runs), pids = maps:remove(Pid, Pids)})).
+    #{Run := #run{hinted = IsHinted}} = Runs,
+    State = count_hinted(IsHinted, -1, State0#state{runs = maps:remove(Run, Runs), pids = maps:remove(Pid, Pids)}),
+    grant(without_permit(Pid, State)).
 
 %% A bug. What it did is done again after the next scan.
 died(Pid, Run, Reason, #state{runs = Runs, purges = Purges} = State) ->
@@ -424,10 +442,10 @@ without_permit(Pid, #state{waiting = Waiting} = State) ->
 
 %% --- scans -----------------------------------------------------------------------------------------------------------
 
-scan(#state{scanner = {Pid, Monitor, _}} = State) ->
-    State#state{scanner = {Pid, Monitor, true}};
-scan(#state{source = Source, options = #{page_size := PageSize}, scan = Scan, timer = Timer, purges = Purges} = State) ->
-    _ = Timer =/= none andalso erlang:cancel_timer(Timer),
+scan(#state{scanner = #scanner{} = Scanner} = State) ->
+    State#state{scanner = Scanner#scanner{again = true}};
+scan(#state{source = Source, options = #{page_size := PageSize}, scan = Scan, purges = Purges} = State0) ->
+    State = without_timer(State0),
     Server = self(),
     Tell = fun(Found) ->
         Server ! {found, self(), Found},
@@ -439,18 +457,34 @@ scan(#state{source = Source, options = #{page_size := PageSize}, scan = Scan, ti
     {Pid, Monitor} = spawn_opt(
         fun() -> Server ! {ended, self(), rabbitmq_stream_s3_history_scan:scan(Source, PageSize, Tell)} end, [link, monitor]
     ),
-    Begun = State#state{scan = Scan + 1, scanner = {Pid, Monitor, false}, timer = none, purges = []},
-    lists:foldl(fun begin_purge/2, Begun, Purges).
+    Scanner = #scanner{pid = Pid, monitor = Monitor, limit = page_limit()},
+    lists:foldl(fun begin_purge/2, State#state{scan = Scan + 1, scanner = Scanner, soon = false, purges = []}, Purges).
 
+page_limit() ->
+    Ms = rabbitmq_stream_s3_config:get(transfer_deadline_ms),
+    erlang:start_timer(Ms, self(), Ms).
+
+%% Also while a scan is under way, which may be past the place.
+scan_soon(#state{soon = true} = State) ->
+    State;
+scan_soon(#state{scanner = #scanner{}} = State) ->
+    State#state{soon = true};
+scan_soon(State) ->
+    next_scan(?MAX_MS, without_timer(State#state{soon = true})).
+
+found({stray, N, Row}, State) ->
+    ok = rabbitmq_stream_s3_counters:add(history, rescan_errors, N),
+    ?LOG_ERROR("the index of pending history segments has rows of no run, which are passed over: ~b, such as ~0tP", [N, Row, 30], ?LOG_META),
+    State;
 found({unreadable, Run, Reason}, State) ->
     ok = rabbitmq_stream_s3_counters:add(history, rescan_errors),
-    ?LOG_ERROR("history of run ~ts: the scan cannot read it and goes on without: ~ts", [Run, rabbitmq_stream_s3_problems:text(Reason)], ?LOG_META),
+    ?LOG_ERROR("history of run ~ts: the scan cannot read it and goes on without: ~ts", [Run, rabbitmq_stream_s3_history_source:text(Reason)], ?LOG_META),
     seen(Run, State);
-found({Run, Listing}, State0) ->
-    case rabbitmq_stream_s3_nif:valid_run_id(Run) of
-        true -> seen(Run, tell(Run, {rescanned, Listing}, State0));
-        false -> found({unreadable, Run, not_a_run_id}, State0)
-    end.
+%% What lies between its rows is another run's: taken for all that there is of it, the second part would be uploaded before the rest of the first.
+found({Run, _Listing}, #state{runs = Runs, scan = Scan} = State) when element(#run.listed, map_get(Run, Runs)) =:= Scan ->
+    found({unreadable, Run, listed_twice}, State);
+found({Run, Listing}, State) ->
+    listed(Run, seen(Run, tell(Run, {rescanned, Listing}, State))).
 
 seen(Run, #state{runs = Runs, scan = Scan} = State) ->
     case Runs of
@@ -458,7 +492,13 @@ seen(Run, #state{runs = Runs, scan = Scan} = State) ->
         #{} -> State
     end.
 
-scan_ended(Result, Again, State0) ->
+listed(Run, #state{runs = Runs, scan = Scan} = State) ->
+    #{Run := #run{hinted = IsHinted} = R} = Runs,
+    count_hinted(IsHinted, -1, State#state{runs = Runs#{Run := R#run{listed = Scan, hinted = false}}}).
+
+scan_ended(Result, #state{scanner = #scanner{monitor = Monitor, limit = Limit, again = Again}} = State0) ->
+    true = erlang:demonitor(Monitor, [flush]),
+    _ = erlang:cancel_timer(Limit),
     State = scanned(Result, State0#state{scanner = none}),
     case Again of
         true -> scan(State);
@@ -470,13 +510,26 @@ scanned(ok, #state{runs = Runs, scan = Scan, options = #{rescan_interval_ms := I
     Unseen = [Run || {Run, #run{seen = Seen}} <- maps:to_list(Runs), Seen < Scan],
     Nothing = {rescanned, {[], {0, 0, undefined}}},
     next_scan(Interval, lists:foldl(fun(Run, S) -> tell(Run, Nothing, S) end, State, Unseen));
-scanned({error, {_Kind, Reason}}, #state{options = #{rescan_interval_ms := Interval}} = State) ->
+scanned({error, {Kind, Reason}}, #state{options = #{rescan_interval_ms := Interval}} = State) ->
     ok = rabbitmq_stream_s3_counters:add(history, rescan_errors),
-    ?LOG_ERROR("the index of pending history segments cannot be read and is tried again: ~ts", [rabbitmq_stream_s3_problems:text(Reason)], ?LOG_META),
-    next_scan(min(Interval, rabbitmq_stream_s3_config:get(task_retry_delay_max_ms)), State).
+    Text = rabbitmq_stream_s3_history_source:text(Reason),
+    ?LOG_ERROR("the index of pending history segments cannot be read and is tried again: ~ts", [Text], ?LOG_META),
+    case Kind of
+        retryable -> next_scan(min(Interval, rabbitmq_stream_s3_config:get(task_retry_delay_max_ms)), State);
+        permanent -> next_scan(Interval, State)
+    end.
 
-next_scan(Ms, State) ->
+next_scan(Interval, #state{soon = Soon} = State) ->
+    Ms =
+        case Soon of
+            true -> min(Interval, rabbitmq_stream_s3_config:get(task_retry_delay_max_ms));
+            false -> Interval
+        end,
     State#state{timer = erlang:send_after(Ms, self(), rescan)}.
+
+without_timer(#state{timer = Timer} = State) ->
+    _ = is_reference(Timer) andalso erlang:cancel_timer(Timer),
+    State#state{timer = none}.
 
 %% --- orphans ---------------------------------------------------------------------------------------------------------
 
@@ -500,13 +553,12 @@ tell_of_sweep(Error) ->
 %% --- status ----------------------------------------------------------------------------------------------------------
 
 status_of(#state{table = Table, proven = Proven, holders = Holders, waiting = Waiting, scan = Scan, scanner = Scanner}) ->
-    {Segments, Bytes, Oldest} = backlog(Table, {0, 0, undefined}),
-    Phases = ets:foldl(fun({_, _, _, _, Phase}, Sum) -> maps:update_with(Phase, fun(N) -> N + 1 end, 1, Sum) end, #{}, Table),
+    {Segments, Bytes, Oldest} = rabbitmq_stream_s3_history_backlog:sum(Table),
     #{
         proven => Proven,
         permits => map_size(Holders),
         waiting => queue:len(Waiting),
-        runs => Phases,
+        runs => rabbitmq_stream_s3_history_backlog:phases(Table),
         backlog => #{segments => Segments, bytes => Bytes, oldest_ms => Oldest},
         scans => Scan,
         scanning => Scanner =/= none

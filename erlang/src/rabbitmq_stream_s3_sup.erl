@@ -14,7 +14,7 @@ start_link() ->
 %% governor, which takes their uploads along when it dies. A reader that fails concerns its own supervisor only.
 init([]) ->
     ok = rabbitmq_stream_s3_pause:init(),
-    ok = rabbitmq_stream_s3_history_uploader:init_table(),
+    ok = rabbitmq_stream_s3_history_backlog:init(),
     Children = [
         worker(rabbitmq_stream_s3_registry, []),
         worker(rabbitmq_stream_s3_manifest_cache, []),

@@ -23,6 +23,7 @@ suite() -> [{timetrap, {minutes, 30}}].
 all() ->
     [
         each_segment_is_acknowledged_once_whenever_the_leader_is_killed,
+        a_leader_uploads_again_when_its_application_is_back,
         a_standby_restores_a_snapshot_takes_over_and_uploads_every_segment
     ].
 
@@ -87,6 +88,27 @@ round(N, Config) ->
     ok = all_uploaded(Nodes),
     [ok = command(Nodes, {prune, Run}) || Run <- ?RUNS],
     Sealed.
+
+a_leader_uploads_again_when_its_application_is_back(Config) ->
+    Nodes = nodes_of(Config),
+    [Run, Purged | _] = ?RUNS,
+    [ok = command(Nodes, {open, R}) || R <- [Run, Purged]],
+    [ok = seal(Nodes, R, 1) || R <- [Run, Purged]],
+    ok = all_uploaded(Nodes),
+    Leader = ?MEMBERS:call(hd(Nodes), ?RA, leader, [Nodes]),
+    ok = ?MEMBERS:call(Leader, application, stop, [rabbitmq_stream_s3]),
+    %% The member goes on without.
+    [ok = seal(Nodes, Run, Seq) || Seq <- [2, 3]],
+    ok = command(Nodes, {purge, Purged}),
+    case ?MEMBERS:call(Leader, ?RA, leader, [Nodes]) of
+        Leader -> ?assertEqual([{Run, 1}, {Purged, 1}], lists:sort(query(Nodes, fun ?STATE:acknowledged/1)));
+        %% On a slow machine the lead may have moved, and another has an uploader.
+        _ -> ok
+    end,
+    {ok, _} = ?MEMBERS:call(Leader, application, ensure_all_started, [rabbitmq_stream_s3]),
+    ok = all_uploaded(Nodes),
+    ok = eventually(fun() -> query(Nodes, fun ?STATE:runs/1) =:= [Run] end),
+    ?assertEqual([], query(Nodes, fun ?STATE:violations/1)).
 
 a_standby_restores_a_snapshot_takes_over_and_uploads_every_segment(Config) ->
     Nodes = nodes_of(Config),

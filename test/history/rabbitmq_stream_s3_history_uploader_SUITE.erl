@@ -5,6 +5,8 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -import(stream_s3_wait, [eventually/1]).
+-import(stream_s3_history_case, [server/1, run/1, content/2, now_ms/0, start/2, stop_all/0, seal/3, all_uploaded/1, block/3, nothing_left/1]).
+-import(stream_s3_history_case, [fault/2, counted/1, gauge/1, keys/1, put_segment/3, put_raw/3, runs/0, run_process/1, pause_ms/1, watch_memory/0, peak/1]).
 
 -compile(nowarn_export_all).
 -compile(export_all).
@@ -15,17 +17,6 @@
 -define(STATE, stream_s3_history_state).
 -define(TIMEOUT, 30000).
 -define(MIB, 1048576).
--define(ENV, #{
-    task_retry_delay_ms => 5,
-    task_retry_delay_max_ms => 50,
-    upload_retry_delay_ms => 5,
-    upload_retry_delay_max_ms => 50,
-    %% Scans come when a case asks for one.
-    history_rescan_interval_ms => 600000,
-    history_purge_wait_ms => 200,
-    gc_min_age_ms => 0
-}).
-
 suite() -> [{timetrap, {seconds, 120}}].
 
 all() ->
@@ -42,12 +33,19 @@ all() ->
         snapshot_restore_before_acknowledgment,
         a_stopping_owner_abandons_its_pending_write_before_the_new_owner_purges,
         concurrency_2_with_20_runs_whose_acknowledgments_are_blocked,
+        concurrency_2_with_20_runs_whose_objects_are_there_already,
+        the_own_body_is_let_go_of_before_what_is_there_is_fetched,
+        a_backoff_gives_permit_and_body_back_and_delays_nobody_else,
         content_kept_through_mode_off_pruning_is_all_already_present,
         permanent_failures_are_retried_only_by_the_rescan_including_10_rapid_seals,
         a_corrupt_run_does_not_stop_the_rescan,
         a_closed_runs_segment_uploads_decodes_and_is_uploaded_in_committed_state,
         a_late_write_of_a_purged_run_goes_with_a_later_sweep,
+        a_sweep_comes_each_interval,
+        a_scan_comes_each_interval,
         a_read_failure_never_writes,
+        a_segment_without_a_byte_and_one_of_nested_lists,
+        a_purge_waits_before_it_deletes,
         a_run_without_segment_state_is_purged_at_once,
         options_out_of_range_are_refused_with_a_sentence,
         a_store_without_conditional_writes_is_refused_with_a_sentence,
@@ -57,30 +55,19 @@ all() ->
         a_rescan_of_100000_segments_of_1000_runs_takes_less_than_a_second,
         memory_of_a_scan_is_bounded_by_the_page,
         the_metrics_have_the_names_of_the_document,
+        the_metrics_are_in_the_exposition,
+        an_age_is_never_negative,
+        settings_out_of_range_are_refused_by_name,
         misuse_of_the_library_raises_badarg_with_a_text
     ].
 
-init_per_suite(Config) ->
-    Dir = filename:join(?config(priv_dir, Config), "world"),
-    [{world, stream_s3_world:start(#{store => s3, dir => Dir, env => ?ENV})} | Config].
+init_per_suite(Config) -> stream_s3_history_case:init_suite(Config).
 
-end_per_suite(Config) ->
-    stream_s3_world:stop(?config(world, Config)).
+end_per_suite(Config) -> stream_s3_history_case:end_suite(Config).
 
-init_per_testcase(_Case, Config) ->
-    ok = stream_s3_store_faults:clear(server(Config)),
-    ok = stream_s3_world:set(?ENV),
-    Host = ?HOST:start(),
-    [{host, Host}, {before, counters()} | Config].
+init_per_testcase(_Case, Config) -> stream_s3_history_case:init_case(Config).
 
-end_per_testcase(_Case, Config) ->
-    ok = stream_s3_store_faults:clear(server(Config)),
-    _ = [?UPLOADER:stop(Pid) || {Pid, _} <- ets:tab2list(?UPLOADER), is_process_alive(Pid)],
-    %% The next case finds an empty bucket.
-    ok = rabbitmq_stream_s3_history_scan:purge_by_prefix(<<"r1">>),
-    ?HOST:stop(?config(host, Config)).
-
-server(Config) -> stream_s3_world:s3local(?config(world, Config)).
+end_per_testcase(_Case, Config) -> stream_s3_history_case:end_case(Config).
 
 %% --- cases -----------------------------------------------------------------------------------------------------------
 
@@ -148,9 +135,12 @@ a_replaced_undecodable_object(Config) ->
 
 replaced(Run, Config) ->
     Host = ?config(host, Config),
+    Logs = stream_s3_logs:start(),
     ok = seal(Host, Run, [1, 2]),
     _ = start(Host, #{}),
     ok = all_uploaded(Host),
+    [{error, _} = stream_s3_logs:await(Logs, [?STORE:history_key(Run, Seq), " is not what this segment must be, and is replaced"], ?TIMEOUT) || Seq <- [1, 2]],
+    ok = stream_s3_logs:stop(Logs),
     ?assertMatch(#{replaced := 2, checksum_mismatches := 2}, counted(Config)),
     [?assertEqual({ok, content(Run, Seq)}, ?UPLOADER:read(Run, Seq)) || Seq <- [1, 2]],
     ?assertMatch(#{acknowledgment := #{stored := replaced}}, ?STATE:segment(Run, 1, ?HOST:state(Host))).
@@ -248,6 +238,8 @@ a_permanent_rejection_during_a_purge_is_retried(Config) ->
     ok = ?UPLOADER:purge(Uploader, Run),
     Waits = fun() -> is_integer(pause_ms(Run)) andalso pause_ms(Run) > 30000 end,
     ok = eventually(Waits),
+    %% What the catalog has is gone already, before the prefix is looked at.
+    ?assertEqual([], keys(Run)),
     %% Not before its time.
     run_process(Run) ! wake,
     ok = eventually(Waits),
@@ -334,10 +326,91 @@ concurrency_2_with_20_runs_whose_acknowledgments_are_blocked(Config) ->
     %% While acknowledgments wait, no permit is held, and no body.
     ?assertMatch(#{permits := 0, waiting := 0, runs := #{acknowledging := 20}}, ?UPLOADER:status(Uploader)),
     ?assertEqual(0, rabbitmq_stream_s3_nif:history_body_bytes()),
+    ok = eventually(fun() -> erlang:memory(binary) - Before < 16 * ?MIB end),
+    Left = lists:sum([Memory || Pid <- runs(), {memory, Memory} <- [process_info(Pid, memory)]]),
+    ct:pal("what is kept of 20 stored segments of 64 MiB: ~b KiB", [Left div 1024]),
+    ?assert(Left < 20 * 65536),
     _ = [Pid ! go_on || Pid <- Blocked],
     ok = all_uploaded(Host),
-    [ok = rabbitmq_stream_s3_history_scan:purge_by_prefix(Run) || Run <- Runs],
     ok.
+
+%% All bodies are one binary, so that memory only grows by what the library takes.
+concurrency_2_with_20_runs_whose_objects_are_there_already(Config) ->
+    Host = ?config(host, Config),
+    Body = binary:copy(<<"0123456789abcdef">>, 4 * ?MIB),
+    Size = byte_size(Body),
+    Runs = [<<"there-", (integer_to_binary(N))/binary>> || N <- lists:seq(101, 120)],
+    [{stored, _, _} = put_segment(Run, 1, Body) || Run <- Runs],
+    _ = [?HOST:commit_all(Host, [{open, Run}, {seal, Run, 1, {made_up, Size}, now_ms()}]) || Run <- Runs],
+    ok = ?HOST:hook(Host, fun
+        (read_segment, _) -> {answer, {ok, Body}};
+        (_, _) -> go_on
+    end),
+    #{resident := Before} = peak(watch_memory()),
+    Watch = watch_memory(),
+    _ = start(Host, #{concurrency => 2}),
+    ok = all_uploaded(Host),
+    #{resident := Peak} = peak(Watch),
+    ct:pal("concurrency 2, 20 objects of 64 MiB that are there: the VM has grown by at most ~b MiB", [(Peak - Before) div ?MIB]),
+    ?assertMatch(#{already_present := 20}, counted(Config)),
+    ?assert(Peak - Before =< 2 * Size + 32 * ?MIB).
+
+the_own_body_is_let_go_of_before_what_is_there_is_fetched(Config) ->
+    Host = ?config(host, Config),
+    Size = 64 * ?MIB,
+    Run = run(?FUNCTION_NAME),
+    Made = fun() -> binary:copy(crypto:hash(sha256, Run), Size div 32) end,
+    {stored, _, _} = put_segment(Run, 1, Made()),
+    true = erlang:garbage_collect(),
+    ok = ?HOST:commit_all(Host, [{open, Run}, {seal, Run, 1, {made_up, Size}, now_ms()}]),
+    ok = ?HOST:hook(Host, fun
+        (read_segment, _) -> {answer, {ok, Made()}};
+        (_, _) -> go_on
+    end),
+    ok = stream_s3_world:set(#{transfer_deadline_ms => 2000}),
+    ok = fault(Config, #{op => get, key => "*/history/*", do => stall, count => 1}),
+    ok = eventually(fun() -> rabbitmq_stream_s3_nif:history_body_bytes() =:= 0 end),
+    Before = erlang:memory(binary),
+    Uploader = start(Host, #{}),
+    ok = eventually(fun() -> maps:get(runs, ?UPLOADER:status(Uploader)) =:= #{examining => 1} end),
+    ?assertEqual(0, rabbitmq_stream_s3_nif:history_body_bytes()),
+    ok = eventually(fun() -> erlang:memory(binary) - Before < ?MIB end),
+    %% And that was while it was fetched.
+    ?assertMatch(#{runs := #{examining := 1}, permits := 1}, ?UPLOADER:status(Uploader)),
+    %% Given up, and made again with the body read once more.
+    ok = all_uploaded(Host),
+    ?assertEqual(#{already_present => 1, retryable_error => 1}, counted(Config)).
+
+a_backoff_gives_permit_and_body_back_and_delays_nobody_else(Config) ->
+    Host = ?config(host, Config),
+    [Fails, Goes] = [<<(run(?FUNCTION_NAME))/binary, Letter>> || Letter <- "ab"],
+    ok = stream_s3_world:set(#{task_retry_delay_ms => 3600000, task_retry_delay_max_ms => 3600000}),
+    ok = seal(Host, Fails, [1]),
+    ok = fault(Config, #{op => put, key => "*" ++ binary_to_list(Fails) ++ "/*", do => status, status => 503, count => 2}),
+    Reads = counters:new(1, []),
+    ok = ?HOST:hook(Host, fun(Function, Args) ->
+        _ = Function =:= read_segment andalso hd(Args) =:= Fails andalso counters:add(Reads, 1, 1),
+        go_on
+    end),
+    %% The first time it is tried again at once.
+    Uploader = start(Host, #{concurrency => 1}),
+    ok = eventually(fun() -> counters:get(Reads, 1) =:= 2 andalso maps:get(runs, ?UPLOADER:status(Uploader)) =:= #{pausing => 1} end),
+    ?assertMatch(#{permits := 0, waiting := 0}, ?UPLOADER:status(Uploader)),
+    ?assertEqual(0, rabbitmq_stream_s3_nif:history_body_bytes()),
+    %% The only permit there is is another run's.
+    ok = seal(Host, Goes, lists:seq(1, 20)),
+    ok = ?UPLOADER:sealed(Uploader, Goes, #{size => 1, sealed_ms => now_ms()}),
+    ok = ?HOST:await(Host, fun(State) -> ?STATE:acknowledged(State) =:= [{Goes, Seq} || Seq <- lists:seq(1, 20)] end),
+    ?assert(pause_ms(Fails) > 1000000),
+    ?assertEqual(#{retryable_error => 2, uploaded => 20}, counted(Config)),
+    ?assertEqual(2, counters:get(Reads, 1)),
+    %% Its body is read again.
+    ok = stop_all(),
+    ok = stream_s3_world:set(#{task_retry_delay_ms => 5, task_retry_delay_max_ms => 50}),
+    ok = fault(Config, #{op => put, key => "*" ++ binary_to_list(Fails) ++ "/*", do => status, status => 503, count => 3}),
+    _ = start(Host, #{concurrency => 1}),
+    ok = all_uploaded(Host),
+    ?assertEqual(2 + 4, counters:get(Reads, 1)).
 
 content_kept_through_mode_off_pruning_is_all_already_present(Config) ->
     Host = ?config(host, Config),
@@ -468,6 +541,22 @@ a_late_write_of_a_purged_run_goes_with_a_later_sweep(Config) ->
     ?assertEqual(1, length(keys(Alive))),
     ?assertMatch({ok, #{objects := [_]}}, ?STORE:list(<<"rabbitmq/history/not..ours/">>, undefined, 10, ?TIMEOUT)).
 
+a_sweep_comes_each_interval(Config) ->
+    Host = ?config(host, Config),
+    Run = run(?FUNCTION_NAME),
+    {stored, _, _} = put_segment(Run, 1, <<"of a run that is gone">>),
+    ok = stream_s3_world:set(#{gc_interval_ms => 50}),
+    _ = start(Host, #{}),
+    ok = eventually(fun() -> keys(Run) =:= [] end).
+
+a_scan_comes_each_interval(Config) ->
+    Host = ?config(host, Config),
+    Uploader = start(Host, #{rescan_interval_ms => 50}),
+    ok = eventually(fun() -> maps:get(scans, ?UPLOADER:status(Uploader)) > 1 end),
+    %% Nobody tells of it.
+    ok = seal(Host, run(?FUNCTION_NAME), [1, 2]),
+    ok = all_uploaded(Host).
+
 a_read_failure_never_writes(Config) ->
     Host = ?config(host, Config),
     Run = run(?FUNCTION_NAME),
@@ -502,6 +591,44 @@ a_read_failure_never_writes(Config) ->
     ?assertMatch(#{retryable_error := 3}, counted(Config)),
     ?assertEqual([], keys(Run)).
 
+a_segment_without_a_byte_and_one_of_nested_lists(Config) ->
+    Host = ?config(host, Config),
+    Run = run(?FUNCTION_NAME),
+    ok = seal(Host, Run, [1, 2, 3]),
+    Nested = lists:foldl(fun(N, Inner) -> [Inner | <<N>>] end, [], lists:seq(1, 500000)),
+    ok = ?HOST:hook(Host, fun
+        (read_segment, [_, Seq]) -> {answer, {ok, element(Seq, {<<>>, [], Nested})}};
+        (_, _) -> go_on
+    end),
+    _ = start(Host, #{}),
+    ok = all_uploaded(Host),
+    ?assertEqual({ok, <<>>}, ?UPLOADER:read(Run, 1)),
+    ?assertEqual({ok, <<>>}, ?UPLOADER:read(Run, 2)),
+    ?assertEqual({ok, << <<N>> || N <- lists:seq(1, 500000) >>}, ?UPLOADER:read(Run, 3)),
+    %% They are found again, too.
+    ok = stop_all(),
+    Again = ?HOST:start(),
+    ok = seal(Again, Run, [1, 2, 3]),
+    ok = ?HOST:hook(Again, fun(F, [_, Seq | _]) when F =:= read_segment -> {answer, {ok, element(Seq, {<<>>, [], Nested})}}; (_, _) -> go_on end),
+    _ = start(Again, #{}),
+    ok = all_uploaded(Again),
+    ?assertEqual(#{uploaded => 3, already_present => 3}, counted(Config)),
+    ok = stop_all(),
+    ?HOST:stop(Again).
+
+a_purge_waits_before_it_deletes(Config) ->
+    Host = ?config(host, Config),
+    Run = run(?FUNCTION_NAME),
+    ok = seal(Host, Run, [1]),
+    Uploader = start(Host, #{purge_wait_ms => 3600000}),
+    ok = all_uploaded(Host),
+    ok = ?HOST:commit(Host, {purge, Run}),
+    ok = ?UPLOADER:purge(Uploader, Run),
+    ok = eventually(fun() -> is_integer(pause_ms(Run)) end),
+    ?assert(pause_ms(Run) > 3500000),
+    ?assertEqual([?STORE:history_key(Run, 1)], keys(Run)),
+    ?assertEqual([Run], ?STATE:purging(?HOST:state(Host))).
+
 a_run_without_segment_state_is_purged_at_once(Config) ->
     Host = ?config(host, Config),
     Run = run(?FUNCTION_NAME),
@@ -518,7 +645,8 @@ options_out_of_range_are_refused_with_a_sentence(Config) ->
     ?assertMatch({error, {bad_option, <<"concurrency ", _/binary>>}}, Try(#{concurrency => 1025})),
     ?assertMatch({error, {bad_option, <<"page_size ", _/binary>>}}, Try(#{page_size => many})),
     ?assertEqual({error, {bad_option, <<"there is no option pagesize">>}}, Try(#{pagesize => 1})),
-    ?assertEqual({error, {bad_option, <<"source is missing">>}}, ?UPLOADER:start_link(#{argument => Host})).
+    ?assertEqual({error, {bad_option, <<"source is missing">>}}, ?UPLOADER:start_link(#{argument => Host})),
+    [?assertMatch({error, {bad_option, <<"source must be a module", _/binary>>}}, Try(#{source => M})) || M <- [lists, no_such_module, "text"]].
 
 a_store_without_conditional_writes_is_refused_with_a_sentence(Config) ->
     Host = ?config(host, Config),
@@ -575,7 +703,6 @@ two_owners_at_once_acknowledge_each_segment_once(Config) ->
     ?assertEqual([{Run, Seq} || Run <- Runs, Seq <- lists:seq(1, 10)], lists:sort(Acknowledged)),
     ?assertEqual([], ?STATE:violations(?HOST:state(Host))),
     [ok = nothing_left(Uploader) || Uploader <- Uploaders],
-    [ok = rabbitmq_stream_s3_history_scan:purge_by_prefix(Run) || Run <- Runs],
     ok.
 
 a_rescan_of_100000_segments_of_1000_runs_takes_less_than_a_second(Config) ->
@@ -603,7 +730,7 @@ a_rescan_of_100000_segments_of_1000_runs_takes_less_than_a_second(Config) ->
     ?assertEqual(100000, gauge(history_upload_backlog_segments)),
     ?assert(lists:min(Times) < 1000),
     %% What the runs' processes take.
-    Pids = [Pid || Pid <- processes(), {dictionary, D} <- [process_info(Pid, dictionary)], proplists:get_value('$initial_call', D) =:= {rabbitmq_stream_s3_history_run, init, 1}],
+    Pids = runs(),
     ?assertEqual(1000, length(Pids)),
     Memory = lists:sum([M || Pid <- Pids, {memory, M} <- [process_info(Pid, memory)]]),
     ct:pal("1,000 processes of runs: ~b KiB", [Memory div 1024]),
@@ -651,6 +778,85 @@ the_metrics_have_the_names_of_the_document(_Config) ->
         [Name || {Name, #{}, N} <- Gauges, is_number(N)]
     ).
 
+the_metrics_are_in_the_exposition(Config) ->
+    Host = ?config(host, Config),
+    Run = run(?FUNCTION_NAME),
+    {ok, _} = application:ensure_all_started(prometheus),
+    ok = prometheus_registry:register_collector(?MODULE, rabbitmq_stream_s3_prometheus),
+    {stored, _, _} = put_segment(Run, 1, <<"other">>),
+    Before = exposition(),
+    ok = seal(Host, Run, [1, 2, 3]),
+    _ = start(Host, #{}),
+    ok = all_uploaded(Host),
+    ok = fault(Config, #{op => put, key => "*/history/*", do => status, status => 403, code => 'AccessDenied'}),
+    ok = ?HOST:commit_all(Host, [{seal, Run, Seq, content(Run, Seq), now_ms() - 60000} || Seq <- [4, 5]]),
+    [{Uploader, _}] = ets:tab2list(?UPLOADER),
+    ok = ?UPLOADER:rescan(Uploader),
+    ok = eventually(fun() -> maps:get(runs, ?UPLOADER:status(Uploader)) =:= #{blocked => 1} end),
+    After = exposition(),
+    Grown = fun(Row) -> maps:get(Row, After) - maps:get(Row, Before, 0.0) end,
+    ?assertEqual(2.0, Grown(<<"history_uploads_total{outcome=\"uploaded\"}">>)),
+    ?assertEqual(1.0, Grown(<<"history_uploads_total{outcome=\"replaced\"}">>)),
+    ?assertEqual(1.0, Grown(<<"history_uploads_total{outcome=\"permanent_error\"}">>)),
+    [?assertEqual(0.0, Grown(<<"history_uploads_total{outcome=\"", O/binary, "\"}">>)) || O <- [<<"already_present">>, <<"retryable_error">>, <<"gone">>]],
+    ?assertEqual(1.0, Grown(<<"history_upload_checksum_mismatches_total">>)),
+    ?assertEqual(0.0, Grown(<<"history_upload_rescan_errors_total">>)),
+    Objects = [32 + byte_size(Run) + byte_size(content(Run, Seq)) || Seq <- [1, 2, 3]],
+    ?assertEqual(float(lists:sum(Objects)), Grown(<<"history_upload_bytes_total">>)),
+    ?assertMatch(#{<<"history_upload_backlog_segments">> := 2.0}, After),
+    ?assertEqual(float(lists:sum([byte_size(content(Run, Seq)) || Seq <- [4, 5]])), maps:get(<<"history_upload_backlog_bytes">>, After)),
+    ?assert(maps:get(<<"history_upload_oldest_sealed_age_seconds">>, After) >= 60.0),
+    Requests = fun(Op, Outcome) -> Grown(<<"requests{operation=\"", Op/binary, "\",outcome=\"", Outcome/binary, "\",object_kind=\"history\"}">>) end,
+    %% One finds another object, which has another length, so it is not read to its end; the last one is refused.
+    ?assertEqual({3.0, 1.0, 1.0}, {Requests(<<"put">>, <<"ok">>), Requests(<<"put">>, <<"conflict">>), Requests(<<"put">>, <<"invalid">>)}),
+    ?assertEqual(1.0, Requests(<<"get">>, <<"cancelled">>)),
+    ok = prometheus_registry:deregister_collector(?MODULE, rabbitmq_stream_s3_prometheus).
+
+%% Rows and their values.
+exposition() ->
+    Text = iolist_to_binary(prometheus_text_format:format(?MODULE)),
+    {match, Rows} = re:run(Text, "^rabbitmq_stream_s3_([^ #]+) ([^ \n]+)$", [multiline, global, {capture, all_but_first, binary}]),
+    #{Row => to_float(Value) || [Row, Value] <- Rows}.
+
+to_float(Text) ->
+    case string:to_float(Text) of
+        {error, no_float} -> float(binary_to_integer(Text));
+        {Float, _} -> Float
+    end.
+
+%% A host's clock may be ahead, or say nonsense.
+an_age_is_never_negative(Config) ->
+    Host = ?config(host, Config),
+    Run = run(?FUNCTION_NAME),
+    ok = fault(Config, #{op => put, key => "*/history/*", do => status, status => 503}),
+    Uploader = start(Host, #{}),
+    lists:foreach(
+        fun({N, SealedMs}) ->
+            ok = ?HOST:commit_all(Host, [{open, Run}, {seal, Run, N, content(Run, N), SealedMs}]),
+            ok = ?UPLOADER:sealed(Uploader, Run, #{size => 1, sealed_ms => SealedMs}),
+            ok = eventually(fun() -> gauge(history_upload_backlog_segments) =:= N end),
+            Age = gauge(history_upload_oldest_sealed_age_seconds),
+            ?assert(is_float(Age) andalso Age >= 0.0)
+        end,
+        lists:enumerate([now_ms() + 86400000, (1 bsl 63) - 1, now_ms(), 0, -1, -(1 bsl 63)])
+    ),
+    ok = stream_s3_store_faults:clear(server(Config)),
+    ok = all_uploaded(Host),
+    ok = eventually(fun() -> gauge(history_upload_oldest_sealed_age_seconds) == 0 end).
+
+settings_out_of_range_are_refused_by_name(_Config) ->
+    Set = fun(Key, Value) -> rabbitmq_stream_s3_config:validate(#{store => fs, fs_dir => <<"d">>, Key => Value}) end,
+    [?assertEqual(ok, Set(history_upload_concurrency, N)) || N <- [1, 16, 1024]],
+    lists:foreach(
+        fun(N) ->
+            Text = iolist_to_binary(io_lib:format("history_upload_concurrency must be an integer from 1 to 1024, not ~p", [N])),
+            ?assertEqual({error, Text}, Set(history_upload_concurrency, N))
+        end,
+        [0, 1025, -1, many]
+    ),
+    ?assertMatch({error, <<"history_rescan_interval_ms must be an integer from 1 ", _/binary>>}, Set(history_rescan_interval_ms, 0)),
+    ?assertMatch({error, <<"history_purge_wait_ms must be an integer from 0 ", _/binary>>}, Set(history_purge_wait_ms, -1)).
+
 misuse_of_the_library_raises_badarg_with_a_text(_Config) ->
     Options = #{
         history_purge_wait_ms => 1, task_retry_delay_ms => 1, task_retry_delay_max_ms => 1, upload_retry_delay_ms => 1, upload_retry_delay_max_ms => 1
@@ -684,121 +890,6 @@ misuse_of_the_library_raises_badarg_with_a_text(_Config) ->
 
 %% --- support ---------------------------------------------------------------------------------------------------------
 
-run(Name) -> <<"r-", (atom_to_binary(Name))/binary>>.
-
-content(Run, Seq) -> iolist_to_binary([[Run, " row ", integer_to_list(N), $\n] || N <- lists:seq(1, 10 + Seq)]).
-
-now_ms() -> erlang:system_time(millisecond).
-
-start(Host, Options) ->
-    %% Not linked to the process of the case.
-    Test = self(),
-    _ = spawn(fun() ->
-        process_flag(trap_exit, true),
-        Test ! {started, ?UPLOADER:start_link(maps:merge(#{source => ?HOST, argument => Host}, Options))},
-        receive
-            {'EXIT', _, _} -> ok
-        end
-    end),
-    receive
-        {started, {ok, Uploader}} -> Uploader;
-        {started, Refused} -> error(Refused)
-    after ?TIMEOUT -> error(not_started)
-    end.
-
-stop_all() ->
-    _ = [?UPLOADER:stop(Pid) || {Pid, _} <- ets:tab2list(?UPLOADER)],
-    ok.
-
-seal(Host, Run, Seqs) ->
-    ok = ?HOST:commit_all(Host, [{open, Run} | [{seal, Run, Seq, content(Run, Seq), now_ms()} || Seq <- Seqs]]).
-
-all_uploaded(Host) ->
-    ?HOST:await(Host, fun(State) -> maps:get(entries, ?STATE:pending(start, 1, State)) =:= [] end).
-
-%% Runs the function, and waits until a call of the host has been made and stays.
-block(Host, Function, Fun) ->
-    Test = self(),
-    Ref = make_ref(),
-    ok = ?HOST:hook(Host, fun
-        (F, _) when F =:= Function ->
-            Test ! Ref,
-            receive
-                never -> go_on
-            end;
-        (_, _) ->
-            go_on
-    end),
-    _ = Fun(),
-    receive
-        Ref -> blocked
-    after ?TIMEOUT -> error({not_called, Function})
-    end.
-
-%% No run has anything to do.
-nothing_left(Uploader) ->
-    eventually(fun() -> maps:get(runs, ?UPLOADER:status(Uploader)) =:= #{} end).
-
-fault(Config, Rule) -> stream_s3_store_faults:add(server(Config), [Rule]).
-
-counters() -> rabbitmq_stream_s3_counters:get(history).
-
-%% What has been counted in this case; bytes left out.
-counted(Config) ->
-    Before = ?config(before, Config),
-    maps:filter(fun(_, N) -> N > 0 end, maps:without([bytes], maps:map(fun(Name, N) -> N - map_get(Name, Before) end, counters()))).
-
-gauge(Name) ->
-    #{gauges := Gauges} = ?UPLOADER:metrics(),
-    {Name, _, Value} = lists:keyfind(Name, 1, Gauges),
-    Value.
-
-keys(Run) ->
-    {ok, #{objects := Objects, next := undefined}} = ?STORE:list(?STORE:history_prefix(Run), undefined, 1000, ?TIMEOUT),
-    [Key || {Key, _, _} <- Objects].
-
-put_segment(Run, Seq, Content) ->
-    Ref = make_ref(),
-    ok = rabbitmq_stream_s3_nif:history_put(?STORE:handle(), self(), Ref, {Run, Seq}, Content, undefined),
-    receive
-        {store_result, Ref, {ok, Put}} -> Put;
-        {store_result, Ref, Error} -> error(Error)
-    after ?TIMEOUT -> error(no_answer)
-    end.
-
-put_raw(Run, Seq, Bytes) ->
-    Ref = make_ref(),
-    Key = iolist_to_binary(io_lib:format("rabbitmq/history/~ts/~20..0b.segment", [Run, Seq])),
-    ok = rabbitmq_stream_s3_nif:store_put(?STORE:handle(), self(), Ref, Key, Bytes, #{}),
-    receive
-        {store_result, Ref, {ok, _}} -> ok
-    after ?TIMEOUT -> error(no_answer)
-    end.
-
-run_process(Run) ->
-    [Pid] = [Pid || Pid <- processes(), is_run(Pid), element(3, sys:get_state(Pid)) =:= Run],
-    Pid.
-
-is_run(Pid) ->
-    case process_info(Pid, dictionary) of
-        {dictionary, D} -> proplists:get_value('$initial_call', D) =:= {rabbitmq_stream_s3_history_run, init, 1};
-        undefined -> false
-    end.
-
-%% How long the machine of a run still pauses, if it does so.
-pause_ms(Run) ->
-    case [Ms || T <- tuple_to_list(sys:get_state(run_process(Run))), is_reference(T), Ms <- [read_timer(T)], is_integer(Ms)] of
-        [Ms] -> Ms;
-        [] -> none
-    end.
-
-read_timer(Reference) ->
-    try
-        erlang:read_timer(Reference)
-    catch
-        error:badarg -> none
-    end.
-
 many(_Config) ->
     State = lists:foldl(
         fun(R, S0) ->
@@ -810,21 +901,3 @@ many(_Config) ->
         lists:seq(1, 1000)
     ),
     ?HOST:start(State).
-
-%% The largest numbers from now on, looked at each few milliseconds. Binaries count where they last: a scheduler frees what others have let go of
-%% a little later.
-watch_memory() -> spawn_link(fun() -> watch_memory([], #{binary => 0, lent => 0}) end).
-
-watch_memory(Last, #{binary := Binary, lent := Lent}) ->
-    Lasting = lists:sublist([erlang:memory(binary) | Last], 10),
-    Most = #{binary => max(Binary, lists:min(Lasting)), lent => max(Lent, rabbitmq_stream_s3_nif:history_body_bytes())},
-    receive
-        {peak, From} -> From ! {self(), Most}
-    after 2 -> watch_memory(Lasting, Most)
-    end.
-
-peak(Watch) ->
-    Watch ! {peak, self()},
-    receive
-        {Watch, Most} -> Most
-    end.

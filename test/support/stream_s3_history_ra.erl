@@ -17,6 +17,7 @@
 -define(UPLOADER, rabbitmq_stream_s3_history_uploader).
 -define(STATE, stream_s3_history_state).
 -define(TIMEOUT, 10000).
+-define(START_AGAIN_MS, 500).
 %% Commands between two snapshots.
 -define(SNAPSHOT_EACH, 16).
 
@@ -127,7 +128,7 @@ apply(_Meta, _OfRa, State) ->
 
 %% Effects are performed by the leader alone, when the command is committed.
 effects({seal, Run, _Seq, Content, SealedMs}) -> [{mod_call, ?MODULE, notify, [{sealed, Run, byte_size(Content), SealedMs}]}];
-effects({purge, Run}) -> [{mod_call, ?MODULE, notify, [{purge, Run}]}];
+effects({purge, Run}) -> [{mod_call, ?MODULE, notify, [{purge, [Run]}]}];
 effects(_Other) -> [].
 
 snapshot(Index, State) when Index rem ?SNAPSHOT_EACH =:= 0 -> [{release_cursor, Index, State}];
@@ -148,30 +149,60 @@ notify(Message) ->
 %% --- the owner -------------------------------------------------------------------------------------------------------
 
 %% @private
+%% `none': another member leads. `waits': this one does, and starts an uploader as soon as it can: it ends with its application, which may be away for a
+%% while, and a member must not end for that.
 owner(Uploader) ->
     receive
         {role, leader} when Uploader =:= none ->
-            {ok, New} = ?UPLOADER:start_link(#{source => ?MODULE, argument => {?NAME, node()}}),
-            %% Purges that another has not finished. Those that are committed from now on come as messages.
-            Owner = self(),
-            _ = spawn_link(fun() -> Owner ! {purging, query([node()], fun ?STATE:purging/1)} end),
-            owner(New);
-        {role, Role} when Uploader =/= none, Role =/= leader ->
-            ok = ?UPLOADER:stop(Uploader),
+            owner(start_uploader());
+        start when Uploader =:= waits ->
+            owner(start_uploader());
+        {role, Role} when is_pid(Uploader), Role =/= leader ->
+            ok = stop_uploader(Uploader),
             owner(none);
-        {sealed, Run, Size, SealedMs} when Uploader =/= none ->
+        {role, Role} when Role =/= leader ->
+            owner(none);
+        {sealed, Run, Size, SealedMs} when is_pid(Uploader) ->
             ok = ?UPLOADER:sealed(Uploader, Run, #{size => Size, sealed_ms => SealedMs}),
             owner(Uploader);
-        {purge, Run} when Uploader =/= none ->
-            ok = ?UPLOADER:purge(Uploader, Run),
+        {purge, Runs} when is_pid(Uploader) ->
+            ok = purge_all(Uploader, Runs),
             owner(Uploader);
-        {purging, Runs} when Uploader =/= none ->
-            [ok = ?UPLOADER:purge(Uploader, Run) || Run <- Runs],
-            owner(Uploader);
-        {'EXIT', Uploader, Reason} ->
-            exit(Reason);
+        {'EXIT', Uploader, _Reason} ->
+            owner(start_later());
         _Other ->
             owner(Uploader)
+    end.
+
+start_uploader() ->
+    case ?UPLOADER:start_link(#{source => ?MODULE, argument => {?NAME, node()}}) of
+        {ok, Uploader} ->
+            %% Purges that another has not finished. Those that are committed from now on come as messages.
+            Owner = self(),
+            _ = spawn_link(fun() -> Owner ! {purge, query([node()], fun ?STATE:purging/1)} end),
+            Uploader;
+        {error, _Refused} ->
+            start_later()
+    end.
+
+start_later() ->
+    _ = erlang:send_after(?START_AGAIN_MS, self(), start),
+    waits.
+
+%% It may just be ending by itself.
+stop_uploader(Uploader) ->
+    try
+        ?UPLOADER:stop(Uploader)
+    catch
+        exit:_ -> ok
+    end.
+
+purge_all(Uploader, Runs) ->
+    try
+        lists:foreach(fun(Run) -> ok = ?UPLOADER:purge(Uploader, Run) end, Runs)
+    catch
+        %% It has just ended. The next one asks what is purging.
+        exit:_ -> ok
     end.
 
 %% --- what the uploader asks ------------------------------------------------------------------------------------------
