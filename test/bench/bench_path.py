@@ -4,7 +4,7 @@
 A stream is written to as fast as its writer goes, with the application and without, in turns; then at a rate at which nothing is
 scarce, while the store is away. Each run is a VM of its own. The store is the sink of `make bench-upload`, which throws large bodies
 away, so that what is measured is this side. Writes target/bench/path.json and path.svg, prints tables.
-Environment: BENCH_ROUNDS (3), BENCH_GIB (2; written by each run at full rate), BENCH_OUTAGE_S (15; 0 leaves the outages out),
+Environment: BENCH_ROUNDS (3), BENCH_GIB (2; written by each run at full rate), BENCH_OUTAGE_S (60; 0 leaves the outages out),
 BENCH_OUTAGE_MIB_S (40), BENCH_TMP (where logs lie: /dev/shm where it has room, so that no disk decides; else TMPDIR).
 """
 
@@ -25,7 +25,7 @@ from bench_upload import FLAVOUR, ROOT, TARGET, certificates, say  # noqa: E402
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 GIB = int(os.environ.get("BENCH_GIB", "2"))
-OUTAGE_S = int(os.environ.get("BENCH_OUTAGE_S", "15"))
+OUTAGE_S = int(os.environ.get("BENCH_OUTAGE_S", "60"))
 OUTAGE_RATE = int(os.environ.get("BENCH_OUTAGE_MIB_S", "40")) << 20
 
 WITHOUT, WITH = "without", "with"

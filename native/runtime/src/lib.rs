@@ -4,6 +4,7 @@
 //! future; no call waits for the store. This crate knows nothing of the BEAM.
 
 pub mod buffers;
+mod checksums;
 pub mod crc;
 mod executor;
 pub mod governor;

@@ -16,7 +16,9 @@ use stream_s3_core::key::{self, StreamId};
 use stream_s3_core::units::Uid;
 use stream_s3_store::{Body, ByteStream, Failure, PutOptions};
 
-use crate::buffers::{Buffer, Share};
+use crate::buffers::{Buffer, BufferPool, Held, Share};
+use crate::checksums::Checksum;
+pub(crate) use crate::checksums::Checksums;
 use crate::executor::Executor;
 use crate::integrity::{Check, Plan, Planner, Unplanned};
 use crate::metrics::Metrics;
@@ -38,15 +40,16 @@ pub struct Fragment {
 /// Uploads `fragment` to `store` under a key of its own, and answers the uid in that key.
 ///
 /// Reads around the data of each chunk first, to know the CRC that the object must have, then everything once, to send
-/// it. Where the store is known to compare the object with that CRC, nothing here does, until it refuses; elsewhere the bytes are
-/// checked on their way, and the body stops short of its length if one of them is wrong. Takes four buffers, and 24
-/// bytes a chunk. Dropping the future aborts the upload; nothing is stored then.
+/// it. After a failure that CRC is remembered, and the next attempt reads nothing before the store takes its first byte. Where the store is known to compare
+/// the object with that CRC, nothing here does, until it refuses; elsewhere the bytes are checked on their way, and the body stops short of its length if
+/// one of them is wrong. Takes four buffers, and 24 bytes a chunk. Dropping the future aborts the upload; nothing is stored then.
 ///
 /// # Errors
 /// `OpenFailed` (also for a failed read), `CorruptChunk` (which covers a file that ends too early), or what the store answered.
 pub(crate) async fn upload(
     executor: &Executor,
     metrics: &Metrics,
+    checksums: &Checksums,
     store: &Store,
     fragment: &Fragment,
 ) -> Result<Uid, TransferError> {
@@ -54,10 +57,15 @@ pub(crate) async fn upload(
         executor: executor.clone(),
         share: metrics.buffers.share(),
         segments: Segments::new(&fragment.dir),
-        spans: fragment.meta.spans.clone().into(),
+        meta: Arc::new(fragment.meta.clone()),
     };
-    let plan = Arc::new(reader.plan(&fragment.meta).await?);
-    let _held = metrics.buffers.hold(plan.memory());
+    let (checksum, plan) = match checksums.take(fragment) {
+        Some(checksum) => (checksum, None),
+        None => {
+            let plan = reader.plan().await?;
+            (Checksum::from(&plan), Some(Arc::new(plan)))
+        }
+    };
     let uid = Uid(rand::random());
     let key = key::fragment(
         store.prefix(),
@@ -65,16 +73,24 @@ pub(crate) async fn upload(
         fragment.meta.first_offset,
         uid,
     );
-    let check = (!store.verifies_checksums()).then(|| Check::new(Arc::clone(&plan)));
-    let unchecked = check.is_none();
+    let checked = !store.verifies_checksums();
     let sent = Arc::new(Sent::default());
-    let source = Source::new(reader.clone(), Arc::clone(&plan), check);
+    let unread = Unread {
+        reader: reader.clone(),
+        buffers: metrics.buffers.clone(),
+        plan: plan.clone(),
+        checksum,
+        checked,
+    };
+    let _held = plan
+        .as_ref()
+        .map(|plan| metrics.buffers.hold(plan.memory()));
     let body = Body::Stream {
-        len: plan.object_len,
-        stream: body(source, Arc::downgrade(&sent)),
+        len: checksum.len,
+        stream: body(unread, Arc::downgrade(&sent)),
     };
     let options = PutOptions {
-        crc32: Some(plan.object_crc),
+        crc32: Some(checksum.crc),
         ..PutOptions::default()
     };
     let stored = store.objects().put(&key, body, options).await;
@@ -85,7 +101,7 @@ pub(crate) async fn upload(
         (Ok(_), Some(Ok(()))) => {
             metrics
                 .bytes_sent
-                .fetch_add(plan.object_len, Ordering::Relaxed);
+                .fetch_add(checksum.len, Ordering::Relaxed);
             Ok(uid)
         }
         // An answer before the whole body was read: whatever it says, it is not about this object.
@@ -97,7 +113,13 @@ pub(crate) async fn upload(
                 reason,
                 TransferError::ChecksumMismatch | TransferError::Http(400)
             );
-            if refused && unchecked {
+            if !refused {
+                checksums.keep(fragment, checksum);
+            } else if !checked {
+                let plan = match plan {
+                    Some(plan) => plan,
+                    None => Arc::new(reader.plan().await?),
+                };
                 reader.check(plan).await?;
             }
             Err(reason)
@@ -115,15 +137,16 @@ struct Reader {
     executor: Executor,
     share: Share,
     segments: Segments,
-    spans: Arc<[Span]>,
+    meta: Arc<FragmentMeta>,
 }
 
 impl Reader {
     /// Reads what is around the data of the chunks.
-    async fn plan(&mut self, meta: &FragmentMeta) -> Result<Plan, TransferError> {
+    async fn plan(&mut self) -> Result<Plan, TransferError> {
+        let meta = Arc::clone(&self.meta);
         let mut planner = Box::new(Planner::new(meta.first_offset, meta.next_offset));
         let mut buffer = self.share.buffer(0).await;
-        for span in self.spans.clone().iter() {
+        for span in &meta.spans {
             let mut at = span.start;
             while at < span.end {
                 let file = self.file(span).await?;
@@ -151,8 +174,7 @@ impl Reader {
 
     /// Reads everything again and says which chunk is not what it should be, if any is.
     async fn check(&self, plan: Arc<Plan>) -> Result<(), TransferError> {
-        let check = Check::new(Arc::clone(&plan));
-        let mut source = Source::new(self.clone(), plan, Some(check));
+        let mut source = Source::new(self.clone(), plan, true);
         while source.data().await?.is_some() {}
         Ok(())
     }
@@ -195,7 +217,34 @@ impl Reader {
     }
 }
 
-/// The object, piece by piece.
+/// An object of which nobody has asked for a byte.
+struct Unread {
+    reader: Reader,
+    buffers: BufferPool,
+    plan: Option<Arc<Plan>>,
+    checksum: Checksum,
+    /// Whether the bytes are compared with the plan on their way.
+    checked: bool,
+}
+
+impl Unread {
+    async fn open(mut self) -> Result<Source, TransferError> {
+        if let Some(plan) = self.plan {
+            return Ok(Source::new(self.reader, plan, self.checked));
+        }
+        let plan = self.reader.plan().await?;
+        // Other bytes around the data than those of an earlier attempt: the store has been promised another object.
+        if Checksum::from(&plan) != self.checksum {
+            return Err(TransferError::ChecksumMismatch);
+        }
+        let held = self.buffers.hold(plan.memory());
+        let mut source = Source::new(self.reader, Arc::new(plan), self.checked);
+        source.held = Some(held);
+        Ok(source)
+    }
+}
+
+/// The object behind its header, piece by piece.
 struct Source {
     reader: Reader,
     plan: Arc<Plan>,
@@ -206,27 +255,30 @@ struct Source {
     at: u64,
     /// Position of the next byte, counted from the first data byte of the object.
     position: u64,
+    /// Memory of a plan that was made for this source alone.
+    held: Option<Held>,
 }
 
 /// What comes next.
 enum Stage {
-    Header,
     Data,
     Index,
     End,
 }
 
 impl Source {
-    fn new(reader: Reader, plan: Arc<Plan>, check: Option<Check>) -> Self {
-        let at = reader.spans.first().map_or(0, |span| span.start);
+    fn new(reader: Reader, plan: Arc<Plan>, checked: bool) -> Self {
+        let at = reader.meta.spans.first().map_or(0, |span| span.start);
+        let check = checked.then(|| Check::new(Arc::clone(&plan)));
         Self {
             reader,
             plan,
             check,
-            stage: Stage::Header,
+            stage: Stage::Data,
             span: 0,
             at,
             position: 0,
+            held: None,
         }
     }
 
@@ -234,10 +286,6 @@ impl Source {
     async fn next(&mut self) -> Result<Option<Bytes>, TransferError> {
         loop {
             match self.stage {
-                Stage::Header => {
-                    self.stage = Stage::Data;
-                    return Ok(Some(Bytes::from_static(&OBJECT_HEADER)));
-                }
                 Stage::Data => match self.data().await? {
                     Some(bytes) => return Ok(Some(bytes)),
                     None => self.stage = Stage::Index,
@@ -255,7 +303,8 @@ impl Source {
     /// The next data. Every buffer is filled before it is handed out, from several spans where they are short: a store may gather
     /// some before it goes on, and would wait for ever if all of the transfer's buffers held less than that.
     async fn data(&mut self) -> Result<Option<Bytes>, TransferError> {
-        let spans = Arc::clone(&self.reader.spans);
+        let meta = Arc::clone(&self.reader.meta);
+        let spans = &meta.spans;
         if self.span == spans.len() {
             return Ok(None);
         }
@@ -290,23 +339,56 @@ impl Source {
     }
 }
 
-/// The source as a body, read by whoever sends it, when there is room in the socket.
-fn body(source: Source, sent: Weak<Sent>) -> ByteStream {
-    let pieces = stream::unfold(Some(source), move |source| {
+/// A body, from its first byte on.
+enum Pieces {
+    Header(Box<Unread>),
+    /// Nothing is read for a store that takes the header, and answers that it is busy.
+    Unread(Box<Unread>),
+    Open(Box<Source>),
+}
+
+impl Pieces {
+    /// The next one, and those that follow.
+    async fn next(self) -> Result<Option<(Bytes, Self)>, TransferError> {
+        let mut source = match self {
+            Self::Header(unread) => {
+                let header = Bytes::from_static(&OBJECT_HEADER);
+                return Ok(Some((header, Self::Unread(unread))));
+            }
+            Self::Unread(unread) => Box::new(unread.open().await?),
+            Self::Open(source) => source,
+        };
+        Ok(source
+            .next()
+            .await?
+            .map(|bytes| (bytes, Self::Open(source))))
+    }
+
+    fn are_over(&self) -> bool {
+        match self {
+            Self::Header(_) | Self::Unread(_) => false,
+            Self::Open(source) => matches!(source.stage, Stage::End),
+        }
+    }
+}
+
+/// The object as a body, read by whoever sends it, when there is room in the socket.
+fn body(unread: Unread, sent: Weak<Sent>) -> ByteStream {
+    let first = Pieces::Header(Box::new(unread));
+    let pieces = stream::unfold(Some(first), move |pieces| {
         let sent = sent.clone();
         async move {
-            let mut source = source?;
-            let piece = caught_async(source.next()).await;
+            let piece = caught_async(pieces?.next()).await;
             // An upload that nobody wants any more is not read to its end, even if its connection lives on for a while.
             let Some(sent) = sent.upgrade() else {
                 return Some((Err(std::io::Error::other("cancelled")), None));
             };
             let error = match piece {
-                Ok(Ok(Some(bytes))) => {
-                    if matches!(source.stage, Stage::End) {
+                Ok(Ok(Some((bytes, rest)))) => {
+                    if rest.are_over() {
                         *sent.0.lock() = Some(Ok(()));
                     }
-                    return Some((Ok(bytes), Some(source)));
+                    return Some((Ok(bytes), Some(rest)));
                 }
                 Ok(Ok(None)) => return None,
                 Ok(Err(error)) => error,

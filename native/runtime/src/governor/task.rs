@@ -16,7 +16,7 @@ use crate::metrics::Metrics;
 use crate::panics;
 use crate::store::Store;
 use crate::sync::{AbortHandle, Instant, MissedTickBehavior, Ordering, interval, sleep_until};
-use crate::transfer::{self, Fragment};
+use crate::transfer::{self, Checksums, Fragment};
 
 /// How often dead requesters are looked for while there is work.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -29,6 +29,7 @@ type Ticket = u64;
 pub(super) struct Task<K> {
     executor: Executor,
     metrics: Arc<Metrics>,
+    checksums: Arc<Checksums>,
     owner_lives: Box<dyn Fn() -> bool + Send + Sync>,
     started: Instant,
     admission: Admission<Ticket>,
@@ -93,6 +94,7 @@ impl<K: Eq + Hash + Send + Sync + Clone + 'static> Task<K> {
         Self {
             executor,
             metrics,
+            checksums: Arc::default(),
             owner_lives,
             started: Instant::now(),
             admission: Admission::new(limits.rate, limits.burst, limits.permits),
@@ -230,6 +232,7 @@ impl<K: Eq + Hash + Send + Sync + Clone + 'static> Task<K> {
                 let run = run(
                     self.executor.clone(),
                     Arc::clone(&self.metrics),
+                    Arc::clone(&self.checksums),
                     store,
                     fragment,
                     ending,
@@ -409,11 +412,12 @@ impl<K: Eq + Hash + Send + Sync + Clone + 'static> Task<K> {
 async fn run(
     executor: Executor,
     metrics: Arc<Metrics>,
+    checksums: Arc<Checksums>,
     store: Store,
     fragment: Fragment,
     mut ending: Ending,
 ) {
-    let upload = transfer::upload(&executor, &metrics, &store, &fragment);
+    let upload = transfer::upload(&executor, &metrics, &checksums, &store, &fragment);
     let result = panics::caught_async(upload)
         .await
         .unwrap_or_else(|text| Err(TransferError::Panic(text)));
