@@ -29,6 +29,7 @@ all() ->
     [
         a_range_is_unresolved_then_empty_then_grows,
         each_record_is_tiered_however_it_meets_the_listener,
+        commits_are_gathered_before_they_are_drained,
         a_fragment_is_cut_at_its_age,
         a_forced_cut_of_nothing_is_empty,
         awaiting_ends_with_the_offset_the_time_or_the_reader,
@@ -101,6 +102,42 @@ each_record_is_tiered_however_it_meets_the_listener(Config) ->
      || N <- lists:seq(0, 29)
     ],
     assert_tiered(Config, Writer).
+
+%% Each time the reader drains costs the writer two messages. However fast chunks are committed, it does so twenty times a second at most.
+commits_are_gathered_before_they_are_drained(Config) ->
+    Stream = ?config(stream, Config),
+    %% One fragment: the drain never has to wait for others.
+    ok = stream_s3_world:set(#{fragment_target_size => 67108864}),
+    Writer = start_stream(Config),
+    ok = ?READER:await_offset(Stream, 0),
+    Reader = rabbitmq_stream_s3_registry:whereis(Stream),
+    1 = erlang:trace(Reader, true, ['receive']),
+    Began = erlang:monotonic_time(millisecond),
+    write(Writer, 0, 500),
+    assert_tiered(Config, Writer),
+    Delivered = erlang:trace_delivered(Reader),
+    receive
+        {trace_delivered, Reader, Delivered} -> ok
+    end,
+    Took = erlang:monotonic_time(millisecond) - Began,
+    1 = erlang:trace(Reader, false, ['receive']),
+    Announced = announcements(Reader, 0),
+    ct:pal("500 chunks in ~b ms: the writer announced ~b times", [Took, Announced]),
+    ?assert(Announced > 0),
+    ?assert(Announced =< Took div 50 + 2).
+
+announcements(Reader, N) ->
+    receive
+        {trace, Reader, 'receive', {'$gen_cast', Message}} -> announcements(Reader, counted(Message, N));
+        {trace, Reader, 'receive', Message} -> announcements(Reader, counted(Message, N))
+    after 0 -> N
+    end.
+
+counted(Message, N) ->
+    case rabbitmq_stream_s3_log:listened(Message) of
+        true -> N + 1;
+        false -> N
+    end.
 
 a_fragment_is_cut_at_its_age(Config) ->
     ok = stream_s3_world:set(#{fragment_max_age_ms => 50}),
