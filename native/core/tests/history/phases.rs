@@ -6,7 +6,7 @@ use stream_s3_core::history::Effect::{
     Sweep, TellHost, WakeAt,
 };
 use stream_s3_core::history::{
-    Effect, Event, Examined, Outcome, PURGE_RETRY_MS, Precondition, Put as PutResult,
+    Backlog, Effect, Event, Examined, Outcome, PURGE_RETRY_MS, Precondition, Put as PutResult,
     Read as ReadResult, Stored,
 };
 use stream_s3_core::units::TimestampMs;
@@ -182,6 +182,9 @@ fn check(phase: &str, rig: &Rig, last: u64, rows: &[(Told, Vec<Effect>)]) {
         let mut machine = rig.machine.clone();
         let effects = machine.handle(now, told.event(last));
         assert_eq!(effects, expected, "{told:?} in {phase}");
+        if matches!(phase, "gone" | "purging" | "purged") {
+            assert_eq!(machine.status().backlog, Backlog::default());
+        }
         if told.answers() {
             for other in [last.wrapping_sub(1), last + 1] {
                 let mut machine = rig.machine.clone();
@@ -413,7 +416,11 @@ fn a_pausing_machine_waits_for_its_time() {
     before_all.fail(Throttled);
     let mut stored = acknowledging();
     stored.fail(Throttled);
+    let mut without_index = Rig::new();
+    without_index.tell(Told::Sealed.event(0));
+    without_index.fail(Throttled);
     let cases = [
+        (without_index, 2, List { attempt: 3 }),
         (before_all, 4, AskPermit { attempt: 5 }),
         (stored, 5, acknowledge(6, 1, Stored::Uploaded)),
     ];

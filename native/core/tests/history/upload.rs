@@ -365,3 +365,25 @@ fn an_older_state_stays_usable() {
     assert_eq!(one.handle(0, stored.clone()), other.handle(0, stored));
     assert_eq!(one, other);
 }
+
+#[test]
+fn a_look_at_the_index_that_failed_is_repeated_even_if_a_scan_from_before_the_seal_came_past() {
+    for class in [Transient, Permanent] {
+        let mut rig = Rig::new();
+        let sealed = Event::Sealed {
+            size: 5,
+            sealed: TimestampMs(1),
+        };
+        assert_eq!(rig.tell(sealed), [List { attempt: 1 }]);
+        let before = Event::Rescanned {
+            listing: listing(&[]),
+        };
+        assert_eq!(rig.tell(before.clone()), []);
+        rig.fail(class);
+        let event = match class {
+            Permanent => before,
+            Transient | Throttled => Event::Tick,
+        };
+        assert!(matches!(rig.tell(event)[..], [List { .. }]));
+    }
+}

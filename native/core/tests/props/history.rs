@@ -73,6 +73,8 @@ struct World {
     machine: Machine,
     now: u64,
     sealed: u64,
+    /// As many as there were when the machine was told of one.
+    told: u64,
     /// Segments that are acknowledged, in the order of it.
     acknowledged: Vec<u64>,
     permit: Permit,
@@ -92,6 +94,7 @@ impl World {
             machine: Machine::new(OPTIONS),
             now: 0,
             sealed: 0,
+            told: 0,
             acknowledged: Vec::new(),
             permit: Permit::None,
             asked: None,
@@ -218,6 +221,10 @@ impl World {
         }
         if status.is_idle && status.phase == "idle" {
             assert_eq!(status.backlog, Backlog::default());
+            assert!(
+                self.acknowledged.len() as u64 >= self.told,
+                "rests, and was told of more"
+            );
         }
     }
 
@@ -294,6 +301,7 @@ impl World {
                 for _ in 0..count {
                     self.sealed += 1;
                     if told {
+                        self.told = self.sealed;
                         self.tell(Event::Sealed {
                             size: 10,
                             sealed: TimestampMs(0),
