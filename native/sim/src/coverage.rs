@@ -150,6 +150,8 @@ pub const REQUIRED: &[&str] = &[
     "machine crashes",
     "machine loses power",
     "member cut off",
+    "writer without metadata store",
+    "deposed writer begins anew",
     "leader moves",
     "committed chunks lost",
     "stream deleted",

@@ -26,6 +26,7 @@ use crate::replica::{Replica, Sent, Synced};
 use crate::rng::Rng;
 use crate::tasks::Task;
 use crate::twin::Twin;
+use crate::world::Split;
 
 /// Names a process.
 pub(crate) type Pid = u64;
@@ -58,6 +59,7 @@ pub(crate) enum Event {
     Flush(usize),
     Trim,
     Nemesis,
+    Split(Split),
     Elect,
     Join(usize),
     Up(usize),
@@ -201,6 +203,8 @@ pub(crate) struct Env {
     pub(crate) metadata: Metadata,
     /// The metadata store has no majority until then.
     pub(crate) minority_until: u64,
+    /// Until when each machine does not reach the metadata store.
+    pub(crate) cut_from_metadata: [u64; crate::cluster::MEMBERS],
     /// Whether an operator has paused the stream.
     pub(crate) paused: bool,
     pub(crate) nodes: Vec<Node>,
@@ -234,7 +238,12 @@ pub(crate) const CLOCK_ERROR: i64 = 4_000;
 impl Env {
     pub(crate) fn new(seed: u64, limits: Limits, traced: bool) -> Self {
         let mut rng = Rng::new(seed);
-        let plan = Plan::new(&mut rng);
+        let mut plan = Plan::new(&mut rng);
+        // By numbers of their own, so that the other worlds stay what they are.
+        let mut of_split = Rng::new(seed ^ 0x0511_7000);
+        if of_split.chance(20) {
+            plan.split(&mut of_split);
+        }
         let mut parts: Vec<Part> = (0..plan.streams)
             .map(|number| Part::new(number, &plan))
             .collect();
@@ -250,6 +259,7 @@ impl Env {
             bucket: Bucket::default(),
             metadata: first.metadata,
             minority_until: 0,
+            cut_from_metadata: [0; crate::cluster::MEMBERS],
             paused: false,
             nodes: (0..crate::cluster::MEMBERS)
                 .map(|_| Node::new(&plan))
@@ -453,8 +463,10 @@ impl Env {
         }
     }
 
-    pub(crate) fn metadata(&mut self, op: MetaOp, origin: Origin) {
-        let fate = if self.minority_until > self.now {
+    pub(crate) fn metadata(&mut self, op: MetaOp, origin: Origin, node: usize) {
+        let fate = if self.cut_from_metadata[node] > self.now {
+            MetaFate::Lost
+        } else if self.minority_until > self.now {
             self.coverage.hit("metadata minority");
             // A command may wait in the log of a member until there is a majority again.
             if self.rng.chance(200) {

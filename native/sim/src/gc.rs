@@ -87,11 +87,23 @@ fn facts(env: &mut Env) -> Facts {
     match env.metadata.root {
         Some(root) => Facts::Live {
             root,
-            discarded: env.metadata.discarded,
+            discarded: if env.is(Twin::DiscardFence) {
+                as_if_of(root, env.metadata.discarded)
+            } else {
+                env.metadata.discarded
+            },
         },
         None if env.metadata.anchored => Facts::NeverPersisted,
         None => Facts::Deleted,
     }
+}
+
+/// A note as if it were of the writer of this root.
+fn as_if_of(root: (RootEntry, u64), note: Option<DiscardNote>) -> Option<DiscardNote> {
+    note.map(|note| DiscardNote {
+        epoch: Epoch(root.0.1),
+        ..note
+    })
 }
 
 /// Judges.
@@ -248,10 +260,7 @@ pub(crate) fn leftovers(env: &mut Env, used: &BTreeSet<String>) -> Vec<String> {
     let (facts, view) = match env.metadata.root {
         Some(root) => {
             // As if a persist came last of all.
-            let discarded = env.metadata.discarded.map(|note| DiscardNote {
-                epoch: Epoch(root.0.1),
-                ..note
-            });
+            let discarded = as_if_of(root, env.metadata.discarded);
             (Facts::Live { root, discarded }, view(env, root.0))
         }
         None => (Facts::Deleted, None),

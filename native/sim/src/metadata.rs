@@ -102,6 +102,7 @@ impl Metadata {
             MetaOp::Claim { .. } | MetaOp::Discard { .. } if !self.anchored => {
                 Err(MetaError::NotFound)
             }
+            MetaOp::Claim { .. } if twin == Some(Twin::DiscardFence) => Ok(MetaValue::Claimed),
             MetaOp::Claim { epoch, now } => {
                 match claim(self.discarded.as_ref(), Epoch(epoch), TimestampMs(now)) {
                     Claim::Own => Ok(MetaValue::Claimed),
@@ -113,7 +114,8 @@ impl Metadata {
                 }
             }
             MetaOp::Discard { epoch, .. }
-                if self.discarded.is_some_and(|note| note.epoch > Epoch(epoch)) =>
+                if self.discarded.is_some_and(|note| note.epoch > Epoch(epoch))
+                    && twin != Some(Twin::DiscardFence) =>
             {
                 Err(MetaError::Conflict)
             }

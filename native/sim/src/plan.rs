@@ -91,6 +91,8 @@ pub(crate) struct Plan {
     pub(crate) discarded_grace: u64,
     /// How often readers, reconcilers and replicas look by themselves.
     pub(crate) reconcile_every: u64,
+    /// Whether a deposed writer goes on beside one that does not reach the metadata store.
+    pub(crate) split: bool,
     /// Bytes of deleted segments that may be held open.
     pub(crate) pin_budget: u64,
 }
@@ -150,6 +152,7 @@ impl Plan {
             gc_orphans: rng.chance(700),
             discarded_grace: rng.between(1_000, 15_000),
             reconcile_every: rng.between(1_500, 8_000),
+            split: false,
             pin_budget: match rng.between(0, 3) {
                 0 => 0,
                 1 => rng.between(200, 4_000),
@@ -162,6 +165,28 @@ impl Plan {
             plan.forget(rng);
         }
         plan
+    }
+
+    /// Makes it a world in which a deposed writer goes on beside one that does not reach the metadata store.
+    pub(crate) fn split(&mut self, rng: &mut Rng) {
+        self.split = true;
+        self.streams = 1;
+        self.horizon = rng.between(42_000, 48_000);
+        self.write_every = rng.between(40, 150);
+        self.segment_bytes = rng.between(60, 200);
+        self.fragment_target = rng.between(40, 200);
+        // The tier stays well behind the log.
+        self.persist_threshold = 1_000;
+        self.persist_interval = 2_000;
+        self.rate = Rate::Unlimited;
+        self.trim_every = None;
+        self.pin_budget = 0;
+        self.delete_at = None;
+        self.nemesis_every = None;
+        self.store_faults /= 8;
+        self.metadata_faults /= 8;
+        self.gc_every = Some(rng.between(800, 1_500));
+        self.discarded_grace = rng.between(1_000, 2_000);
     }
 
     /// Makes it a world in which retention is always on the heels of the uploads.

@@ -78,6 +78,8 @@ twins! {
     GcAge = "gc-age",
     /// The garbage collection deletes what it judged a while ago, without asking once more.
     GcRecheck = "gc-recheck",
+    /// Whoever wants to notes that the tier is discarded, and the garbage collection takes anybody's word for it.
+    DiscardFence = "discard-fence",
     /// A replica applies edits that do not continue its manifest.
     ReplicaSequence = "replica-sequence",
     /// A replica trims its log by the manifest of whatever writer.

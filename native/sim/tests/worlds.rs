@@ -101,6 +101,7 @@ twins! {
     an_attempt_that_never_ends_is_noticed: TransferDeadline,
     a_young_object_that_is_collected_is_noticed: GcAge,
     a_deletion_on_an_old_proof_is_noticed: GcRecheck,
+    a_discard_that_a_deposed_writer_notes_is_noticed: DiscardFence,
     an_edit_that_is_applied_out_of_order_is_noticed: ReplicaSequence,
     a_replica_that_trims_by_an_old_manifest_is_noticed: ReplicaFloor,
     a_local_segment_that_goes_too_early_is_noticed: LocalFloor,

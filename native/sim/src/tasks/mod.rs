@@ -235,7 +235,7 @@ impl Task {
 
     fn ask(&mut self, env: &mut Env, op: MetaOp, limit: u64) {
         let origin = self.limit(env, limit);
-        env.metadata(op, origin);
+        env.metadata(op, origin, self.node);
     }
 
     fn step(&mut self, env: &mut Env, answer: Answer) -> Option<TaskResult> {

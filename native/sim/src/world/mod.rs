@@ -4,6 +4,7 @@ mod log;
 mod misfortune;
 mod readers;
 mod rest;
+mod split;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +23,8 @@ use crate::reader::Reader;
 use crate::reaper;
 use crate::replica;
 use crate::tasks::{self, Answer};
+
+pub(crate) use split::Split;
 
 /// How long it is watched afterwards, for what arrives late.
 const AFTERMATH: u64 = 9_000;
@@ -52,6 +55,7 @@ pub fn run(seed: u64, limits: Limits, traced: bool) -> Outcome {
         ignored: BTreeSet::new(),
         restarts: BTreeMap::new(),
         rested: None,
+        deposed: None,
     };
     world.begin(limits);
     let mut events = 0;
@@ -89,6 +93,8 @@ struct World {
     restarts: BTreeMap<(usize, u64), Vec<u64>>,
     /// Since when nothing is under way.
     rested: Option<u64>,
+    /// The machine of a writer that was deposed and goes on.
+    deposed: Option<usize>,
 }
 
 impl World {
@@ -127,6 +133,10 @@ impl World {
                 env.after(delay, event);
             }
         }
+        if plan.split {
+            let delay = env.rng.between(3_000, 6_000);
+            env.after(delay, Event::Split(Split::Depose));
+        }
         env.after(plan.horizon, Event::Calm);
     }
 
@@ -157,6 +167,7 @@ impl World {
             }
             Event::Trim => self.trim(),
             Event::Nemesis => self.misfortune(),
+            Event::Split(step) => self.split(step),
             Event::Elect => self.elect(),
             Event::Join(member) => self.join(member),
             Event::Up(member) => self.up(member),
@@ -202,7 +213,10 @@ impl World {
                 Origin::Reaper(node, number) => reaper::answered(env, node, number, answer),
                 Origin::Nobody => {}
             },
-            Event::MetaApply { op, origin, reply } => meta_apply(env, op, origin, reply),
+            Event::MetaApply { op, origin, reply } => {
+                meta_apply(env, op, origin, reply);
+                self.split_after(op, origin);
+            }
             Event::MetaReply(origin, answer) => {
                 if let Origin::Task(task, call) = origin
                     && env.tasks.get(&task).is_some_and(|task| task.call == call)

@@ -16,6 +16,7 @@ impl World {
         env.note(|| "calm".into());
         env.bucket.down_until = 0;
         env.minority_until = 0;
+        env.cut_from_metadata = [0; MEMBERS];
         for member in 0..MEMBERS {
             env.after(1, Event::Up(member));
             env.after(2, Event::Reconnect(member));
@@ -152,6 +153,7 @@ mod tests {
             ignored: BTreeSet::new(),
             restarts: BTreeMap::new(),
             rested: None,
+            deposed: None,
         };
         let env = &mut world.env;
         assert!(env.cluster.elect(0, 0).is_some());
