@@ -1,10 +1,10 @@
 %% @doc What the uploaders of this node have pending, in tables that a scrape reads without asking a process; and the metrics made of it.
 %%
-%% One table says which uploaders there are. It belongs to the top supervisor, so it also tells whether the application runs. The others belong to an uploader
-%% each: `{Run, Segments, Bytes, OldestMs | undefined, Phase}', written by the process of the run.
+%% One table says which uploaders there are, `{Pid, {Table, Module, RunPrefix}}'. It belongs to the top supervisor, so it also tells whether the application
+%% runs. The others belong to an uploader each: `{Run, Segments, Bytes, OldestMs | undefined, Phase}', written by the process of the run.
 -module(rabbitmq_stream_s3_history_backlog).
 
--export([init/0, owner/0, new/0, drop/0, sum/1, phases/1, metrics/0]).
+-export([init/0, owner/0, other_host/2, new/2, drop/0, sum/1, phases/1, metrics/0]).
 -export_type([metric/0]).
 
 %% By the name of the module that users know.
@@ -24,14 +24,27 @@ init() ->
 owner() ->
     ets:info(?TABLE, owner).
 
+%% @doc The module of another host on this node, if one has run ids that may begin like these: each would take the other's objects for those of runs
+%% that are gone.
+-spec other_host(module(), RunPrefix :: binary()) -> {ok, module()} | none.
+other_host(Module, RunPrefix) ->
+    case [Other || {Pid, {_, Other, Prefix}} <- uploaders(), Other =/= Module, overlap(Prefix, RunPrefix), is_process_alive(Pid)] of
+        [Other | _] -> {ok, Other};
+        [] -> none
+    end.
+
+overlap(A, B) ->
+    Common = min(byte_size(A), byte_size(B)),
+    binary:part(A, 0, Common) =:= binary:part(B, 0, Common).
+
 %% @doc Makes the table of the calling process, an uploader. It goes with the process.
--spec new() -> ets:table().
-new() ->
+-spec new(module(), RunPrefix :: binary()) -> ets:table().
+new(Module, RunPrefix) ->
     Table = ets:new(rabbitmq_stream_s3_history_runs, [public, {write_concurrency, true}]),
     _ = registered(fun() ->
         %% Who is killed takes no leave.
         _ = [ets:delete(?TABLE, Pid) || {Pid, _} <- ets:tab2list(?TABLE), not is_process_alive(Pid)],
-        ets:insert(?TABLE, {self(), Table})
+        ets:insert(?TABLE, {self(), {Table, Module, RunPrefix}})
     end),
     Table.
 
@@ -51,7 +64,7 @@ registered(Fun) ->
 
 %% @doc The sum of a table, or of all. Linear in the runs with something to do.
 -spec sum(ets:table() | all) -> {Segments :: non_neg_integer(), Bytes :: non_neg_integer(), OldestMs :: integer() | undefined}.
-sum(all) -> lists:foldl(fun sum/2, {0, 0, undefined}, tables());
+sum(all) -> lists:foldl(fun sum/2, {0, 0, undefined}, [Table || {_Pid, {Table, _, _}} <- uploaders()]);
 sum(Table) -> sum(Table, {0, 0, undefined}).
 
 sum(Table, Sum) ->
@@ -62,9 +75,9 @@ sum(Table, Sum) ->
         error:badarg -> Sum
     end.
 
-tables() ->
+uploaders() ->
     try
-        [Table || {_Pid, Table} <- ets:tab2list(?TABLE)]
+        ets:tab2list(?TABLE)
     catch
         error:badarg -> []
     end.

@@ -1,7 +1,7 @@
 %% @doc Reading a host's index of pending segments, and looking for objects of runs that are gone. For processes that may wait.
 -module(rabbitmq_stream_s3_history_scan).
 
--export([scan/3, run/2, had_segments/2, purge_by_key/2, purge_by_prefix/1, orphans/1]).
+-export([scan/3, run/2, had_segments/2, purge_by_key/2, purge_by_prefix/1, orphans/2]).
 -export_type([listing/0, found/0, report/0]).
 
 %% As many as a machine knows one by one, and one more to see whether there are others.
@@ -237,11 +237,11 @@ timeout() ->
 
 %% --- orphans ---------------------------------------------------------------------------------------------------------
 
-%% @doc Looks through all history objects for those of runs that are gone, and deletes them once they are older than `gc_min_age_ms': writes that the store
-%% took in after the purge. A listing of all of them, and a question to the host for each run on each page, asked after the page was listed.
--spec orphans(source()) -> {ok, report()} | {error, term(), report()}.
-orphans(Source) ->
-    Prefix = rabbitmq_stream_s3_store:history_prefix(all),
+%% @doc Looks through the objects of all runs whose ids begin so for those of runs that are gone, and deletes them once they are older than `gc_min_age_ms':
+%% writes that the store took in after the purge. A listing of all of them, and a question to the host for each run on each page, asked after the page was listed.
+-spec orphans(source(), RunPrefix :: binary()) -> {ok, report()} | {error, term(), report()}.
+orphans(Source, RunPrefix) ->
+    Prefix = <<(rabbitmq_stream_s3_store:history_prefix(all))/binary, RunPrefix/binary>>,
     orphans(Source, Prefix, undefined, #{listed => 0, deleted => 0, failed => 0}).
 
 orphans(Source, Prefix, From, #{listed := Listed} = Report0) ->

@@ -2,8 +2,8 @@
 %%
 %% For any server that seals immutable segments of a run's history in a state that it commits, and wants them in the object store so that it can
 %% prune. What the host has to offer is {@link rabbitmq_stream_s3_history_source}. It starts an uploader where it leads, and stops it when it does
-%% so no longer; two that run at the same time for a while do no harm. Several may run on a node, for several hosts; their runs must
-%% have different ids.
+%% so no longer; two that run at the same time for a while do no harm. Where several hosts use one bucket and prefix, each has to say with what the ids of
+%% its runs begin, and no other's: what a host does not know of the others' runs would count as gone, and their objects would be swept.
 %%
 %% Here: which runs have something to do, who holds a permit, when the index is scanned. A run that has something to do has a process of its own
 %% ({@link rabbitmq_stream_s3_history_run}), and what it does is decided by a machine in the core.
@@ -44,7 +44,9 @@
     %% `history_purge_wait_ms' where left out.
     purge_wait_ms => non_neg_integer(),
     %% Entries of the index that are read at a time; 1000 where left out.
-    page_size => 1..100000
+    page_size => 1..100000,
+    %% What the ids of all runs of this host begin with, and of no other host below the same prefix of the bucket; nothing where left out.
+    run_prefix => binary()
 }.
 
 -record(run, {
@@ -207,16 +209,24 @@ init(Options0) ->
             {error, {bad_option, Text}};
         {_, undefined} ->
             {error, {not_running, <<"the application rabbitmq_stream_s3 does not run on this node">>}};
-        {{ok, Options}, Top} ->
+        {{ok, #{source := Module, run_prefix := RunPrefix} = Options}, Top} ->
             Monitor = erlang:monitor(process, Top),
-            case prove(?PROBE_AT_START_MS) of
-                unsupported -> {error, {unsupported, unsupported()}};
-                Proven -> {ok, new(Options, Monitor, Proven =:= ok), {continue, started}}
+            case rabbitmq_stream_s3_history_backlog:other_host(Module, RunPrefix) of
+                {ok, Other} -> {error, {bad_option, shared_with(Other)}};
+                none -> init(Options, Monitor, prove(?PROBE_AT_START_MS))
             end
     end.
 
-new(#{source := Module, argument := Argument} = Options, Monitor, Proven) ->
-    Table = rabbitmq_stream_s3_history_backlog:new(),
+init(_Options, _Monitor, unsupported) ->
+    {error, {unsupported, unsupported()}};
+init(Options, Monitor, Proven) ->
+    {ok, new(Options, Monitor, Proven =:= ok), {continue, started}}.
+
+shared_with(Other) ->
+    iolist_to_binary(["run_prefix must keep the runs of this host apart from those of ", atom_to_binary(Other), ", which runs on this node, too"]).
+
+new(#{source := Module, argument := Argument, run_prefix := RunPrefix} = Options, Monitor, Proven) ->
+    Table = rabbitmq_stream_s3_history_backlog:new(Module, RunPrefix),
     _ = Proven orelse due(prove, rabbitmq_stream_s3_config:get(upload_retry_delay_ms)),
     ok = due(sweep, rabbitmq_stream_s3_config:get(gc_interval_ms)),
     #state{source = {Module, Argument}, options = Options, table = Table, application = Monitor, proven = Proven}.
@@ -533,9 +543,10 @@ without_timer(#state{timer = Timer} = State) ->
 
 %% --- orphans ---------------------------------------------------------------------------------------------------------
 
-start_sweep(Callers, #state{source = Source} = State) ->
+start_sweep(Callers, #state{source = Source, options = #{run_prefix := RunPrefix}} = State) ->
     Server = self(),
-    {Pid, Monitor} = spawn_opt(fun() -> Server ! {ended, self(), rabbitmq_stream_s3_history_scan:orphans(Source)} end, [link, monitor]),
+    Sweep = fun() -> Server ! {ended, self(), rabbitmq_stream_s3_history_scan:orphans(Source, RunPrefix)} end,
+    {Pid, Monitor} = spawn_opt(Sweep, [link, monitor]),
     State#state{sweeper = {Pid, Monitor, Callers}}.
 
 swept(Result, Callers, State) ->

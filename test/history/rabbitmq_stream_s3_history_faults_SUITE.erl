@@ -35,7 +35,11 @@ all() ->
         a_listing_of_a_long_run_reads_one_page,
         a_reason_that_looks_like_one_of_the_library_is_printed_as_it_is,
         an_answer_of_another_shape_is_a_permanent_failure_and_kills_nobody,
+        a_commit_whose_answer_is_lost_is_made_again_and_counts_once,
         the_application_takes_its_uploaders_along_and_they_go_on_when_it_is_back,
+        an_application_that_crashes_does_so_too,
+        an_uploader_is_killed_at_each_step_of_an_upload_and_the_next_one_goes_on,
+        a_process_of_a_run_is_killed_at_each_step_and_the_scan_takes_the_run_up,
         the_row_of_an_uploader_that_was_killed_goes_when_another_starts,
         a_read_that_never_answers_holds_no_permit_for_ever,
         a_page_that_never_comes_ends_its_scan_and_not_those_after_it,
@@ -43,6 +47,9 @@ all() ->
         an_uploader_is_killed_or_stopped_at_each_step_of_a_purge_and_the_next_one_ends_it,
         a_purge_in_the_middle_of_an_examination_or_a_replacement_leaves_nothing,
         one_owner_purges_while_the_other_uploads,
+        an_acknowledgment_in_the_middle_of_a_purge_comes_to_nothing,
+        a_purge_needs_no_store_that_is_proven,
+        a_host_does_not_sweep_what_is_another_ones,
         hints_of_runs_that_nobody_knows_are_bounded_in_memory_and_calls,
         a_store_that_refuses_each_condition_is_asked_less_and_less
     ].
@@ -298,8 +305,8 @@ an_answer_of_another_shape_is_a_permanent_failure_and_kills_nobody(Config) ->
     Purges = [{F, A} || F <- [catalog, purged], A <- [nonsense, {ok, nonsense}, {error, {odd, oops}}]],
     %% A purge waits a minute: see `a_permanent_rejection_during_a_purge_is_retried'.
     lists:foreach(
-        fun({Function, Answer}) ->
-            Run = <<(run(?FUNCTION_NAME))/binary, "-purged">>,
+        fun({I, {Function, Answer}}) ->
+            Run = <<(run(?FUNCTION_NAME))/binary, "-purged", (integer_to_binary(I))/binary>>,
             ok = ?HOST:commit_all(Host, [{open, Run}, {purge, Run}]),
             ok = ?HOST:hook(Host, fun(F, _) -> case F of Function -> {answer, Answer}; _ -> go_on end end),
             ok = ?UPLOADER:purge(Uploader, Run),
@@ -310,7 +317,7 @@ an_answer_of_another_shape_is_a_permanent_failure_and_kills_nobody(Config) ->
             ok = ?UPLOADER:rescan(Uploader),
             ok = ?HOST:await(Host, fun(State) -> ?STATE:purging(State) =:= [] end)
         end,
-        Purges
+        lists:enumerate(Purges)
     ),
     %% An answer that says nothing lets retention wait.
     ok = ?HOST:hook(Host, fun(_, _) -> {answer, {closed, #{sealed => few}}} end),
@@ -319,6 +326,36 @@ an_answer_of_another_shape_is_a_permanent_failure_and_kills_nobody(Config) ->
     ?assertEqual({postpone, 3600000}, ?UPLOADER:postpone_retention(Uploader, <<"r">>)),
     Died = [Line || {_, Line} <- ?LOGS:lines(?config(logs, Config)), string:find(Line, "has died") =/= nomatch],
     ?assertEqual(length(Purges), length(Died)).
+
+a_commit_whose_answer_is_lost_is_made_again_and_counts_once(Config) ->
+    Host = ?config(host, Config),
+    Run = run(?FUNCTION_NAME),
+    Commits = counters:new(1, []),
+    Lost = fun(Command) ->
+        ok = counters:add(Commits, 1, 1),
+        ok = ?HOST:commit(Host, Command),
+        case counters:get(Commits, 1) rem 3 of
+            0 -> {answer, ok};
+            1 -> {answer, {error, {retryable, no_leader}}};
+            2 -> exit(no_leader)
+        end
+    end,
+    ok = ?HOST:hook(Host, fun
+        (acknowledge, [Acknowledgment]) -> Lost({acknowledge, Acknowledgment});
+        (purged, [R]) -> Lost({purged, R});
+        (_, _) -> go_on
+    end),
+    ok = seal(Host, Run, [1, 2, 3]),
+    Uploader = start(Host, #{purge_wait_ms => 0}),
+    ok = all_uploaded(Host),
+    ok = nothing_left(Uploader),
+    ?assertEqual([{Run, 1}, {Run, 2}, {Run, 3}], ?STATE:acknowledged(?HOST:state(Host))),
+    ?assertEqual(9, counters:get(Commits, 1)),
+    %% Nothing is uploaded twice for that.
+    ?assertEqual(#{uploaded => 3, retryable_error => 6}, counted(Config)),
+    ok = purge(Host, Uploader, Run),
+    ok = nothing_left(Uploader),
+    ?assertEqual({12, []}, {counters:get(Commits, 1), ?STATE:runs(?HOST:state(Host))}).
 
 %% --- processes that end ----------------------------------------------------------------------------------------------
 
@@ -339,8 +376,20 @@ a_probe_that_dies_without_an_answer_is_made_again(Config) ->
     ?assertMatch(#{proven := true}, ?UPLOADER:status(Uploader)).
 
 the_application_takes_its_uploaders_along_and_they_go_on_when_it_is_back(Config) ->
-    Host = ?config(host, Config),
     Logs = ?config(logs, Config),
+    ok = ends_with_the_application(fun stream_s3_world:stop_application/0, Config),
+    {notice, _} = ?LOGS:await(Logs, "history is uploaded no longer, since the application has ended", ?TIMEOUT),
+    ?assertEqual([], [Line || {Level, Line} <- ?LOGS:lines(Logs), Level =:= error]).
+
+an_application_that_crashes_does_so_too(Config) ->
+    Crash = fun() ->
+        ok = kill(whereis(rabbitmq_stream_s3_sup)),
+        eventually(fun() -> not lists:keymember(rabbitmq_stream_s3, 1, application:which_applications()) end)
+    end,
+    ok = ends_with_the_application(Crash, Config).
+
+ends_with_the_application(End, Config) ->
+    Host = ?config(host, Config),
     [Stalled, Asked, Purged] = [<<(run(?FUNCTION_NAME))/binary, Letter>> || Letter <- "abc"],
     [ok = seal(Host, Run, [1, 2]) || Run <- [Stalled, Asked, Purged]],
     ok = fault(Config, #{op => put, key => "*" ++ binary_to_list(Stalled) ++ "/*", do => stall}),
@@ -357,7 +406,7 @@ the_application_takes_its_uploaders_along_and_they_go_on_when_it_is_back(Config)
     ok = ?HOST:commit(Host, {purge, Purged}),
     ok = ?UPLOADER:purge(Uploader, Purged),
     ok = eventually(fun() -> maps:with([storing, acknowledging], maps:get(runs, ?UPLOADER:status(Uploader))) =:= #{storing => 1, acknowledging => 1} end),
-    ok = stream_s3_world:stop_application(),
+    ok = End(),
     receive
         {'DOWN', Monitor, process, Uploader, Reason} -> ?assertEqual({shutdown, application_stopped}, Reason)
     after 5000 -> error(still_running)
@@ -374,8 +423,7 @@ the_application_takes_its_uploaders_along_and_they_go_on_when_it_is_back(Config)
     ok = all_uploaded(Host),
     ok = ?HOST:await(Host, fun(State) -> ?STATE:purging(State) =:= [] end),
     ?assertEqual([{Run, Seq} || Run <- [Stalled, Asked], Seq <- [1, 2]], lists:sort(?STATE:acknowledged(?HOST:state(Host)))),
-    {notice, _} = ?LOGS:await(Logs, "history is uploaded no longer, since the application has ended", ?TIMEOUT),
-    ?assertEqual([], [Line || {Level, Line} <- ?LOGS:lines(Logs), Level =:= error]).
+    ok.
 
 the_row_of_an_uploader_that_was_killed_goes_when_another_starts(Config) ->
     Host = ?config(host, Config),
@@ -384,6 +432,71 @@ the_row_of_an_uploader_that_was_killed_goes_when_another_starts(Config) ->
     ?assertEqual(0, gauge(history_upload_backlog_segments)),
     Uploader = start(Host, #{}),
     ?assertMatch([{Uploader, _}], ets:tab2list(?UPLOADER)).
+
+an_uploader_is_killed_at_each_step_of_an_upload_and_the_next_one_goes_on(Config) ->
+    Host = ?config(host, Config),
+    killed_at_each_step(Config, fun(Uploader, _Run) ->
+        ok = kill(Uploader),
+        ok = eventually(fun() -> runs() =:= [] end),
+        start(Host, #{})
+    end).
+
+a_process_of_a_run_is_killed_at_each_step_and_the_scan_takes_the_run_up(Config) ->
+    killed_at_each_step(Config, fun(Uploader, Run) ->
+        ok = kill(stream_s3_history_case:run_process(Run)),
+        ok = eventually(fun() -> maps:with([permits, waiting, runs], ?UPLOADER:status(Uploader)) =:= #{permits => 0, waiting => 0, runs => #{}} end),
+        Uploader
+    end),
+    {error, _} = ?LOGS:await(?config(logs, Config), "history of run .*: its process has died, the next scan takes it up again", ?TIMEOUT).
+
+killed_at_each_step(Config, Kill) ->
+    Host = ?config(host, Config),
+    Steps = [
+        {listing, pending},
+        {reading, read_segment},
+        {storing, #{op => put, do => stall}},
+        {examining, #{op => get, do => stall}},
+        {acknowledging, acknowledge}
+    ],
+    lists:foreach(
+        fun({Phase, Stop}) ->
+            Run = <<(run(?FUNCTION_NAME))/binary, "-", (atom_to_binary(Phase))/binary>>,
+            Uploader = start(Host, #{}),
+            ok = scanned(Uploader),
+            _ = Phase =:= examining andalso put_segment(Run, 1, content(Run, 1)),
+            case Stop of
+                #{} -> ok = fault(Config, Stop#{key => "*/history/*"});
+                _ -> ok = ?HOST:hook(Host, blocked_in(Stop))
+            end,
+            ok = seal(Host, Run, [1, 2]),
+            ok = hint(Uploader, Run, 1),
+            ok = eventually(fun() -> maps:get(runs, ?UPLOADER:status(Uploader)) =:= #{Phase => 1} end),
+            Next = Kill(Uploader, Run),
+            ok = ?HOST:hook(Host, fun(_, _) -> go_on end),
+            ok = ?FAULTS:clear(server(Config)),
+            ok = ?UPLOADER:rescan(Next),
+            ok = all_uploaded(Host),
+            ok = nothing_left(Next),
+            [?assertEqual({ok, content(Run, Seq)}, ?UPLOADER:read(Run, Seq)) || Seq <- [1, 2]],
+            ok = eventually(fun() -> rabbitmq_stream_s3_nif:history_body_bytes() =:= 0 end),
+            ok = stop_all()
+        end,
+        Steps
+    ),
+    ?assertEqual([], ?STATE:violations(?HOST:state(Host))).
+
+%% Of the index only what is asked about one run.
+blocked_in(Function) ->
+    fun
+        (pending, [start, _]) ->
+            go_on;
+        (F, _) when F =:= Function ->
+            receive
+                never -> go_on
+            end;
+        (_, _) ->
+            go_on
+    end.
 
 %% --- hosts that do not answer ----------------------------------------------------------------------------------------
 
@@ -577,6 +690,81 @@ one_owner_purges_while_the_other_uploads(Config) ->
     ct:pal("~b segments acknowledged, ~b objects came late", [length(?STATE:acknowledged(?HOST:state(Host))), Late]),
     ?assertEqual([], lists:append([keys(Run) || Run <- Runs])),
     ?assertEqual([], ?STATE:violations(?HOST:state(Host))).
+
+an_acknowledgment_in_the_middle_of_a_purge_comes_to_nothing(Config) ->
+    Host = ?config(host, Config),
+    Run = run(?FUNCTION_NAME),
+    ok = seal(Host, Run, [1, 2]),
+    Uploader = start(Host, #{purge_wait_ms => 0}),
+    Test = self(),
+    ok = all_uploaded(Host),
+    %% The host commits on behalf of somebody who is dead by then.
+    ok = ?HOST:hook(Host, fun
+        (acknowledge, [Acknowledgment]) ->
+            Caller = self(),
+            Late = spawn(fun() ->
+                receive
+                    now -> Test ! {late, ?HOST:commit(Host, {acknowledge, Acknowledgment}), Caller}
+                end
+            end),
+            Test ! {committing, Late},
+            receive
+                never -> go_on
+            end;
+        (_, _) ->
+            go_on
+    end),
+    ok = seal(Host, Run, [3]),
+    ok = hint(Uploader, Run, 1),
+    Committing =
+        receive
+            {committing, Late} -> Late
+        after ?TIMEOUT -> error(not_called)
+        end,
+    ok = purge(Host, Uploader, Run),
+    Committing ! now,
+    receive
+        {late, Answer, Caller} ->
+            ?assertEqual(gone, Answer),
+            ?assertNot(is_process_alive(Caller))
+    after ?TIMEOUT -> error(no_commit)
+    end,
+    ok = ?HOST:await(Host, fun(State) -> ?STATE:runs(State) =:= [] end),
+    ok = nothing_left(Uploader),
+    ?assertEqual({[], 2}, {keys(Run), length(?STATE:acknowledged(?HOST:state(Host)))}).
+
+%% It puts nothing.
+a_purge_needs_no_store_that_is_proven(Config) ->
+    Host = ?config(host, Config),
+    Run = run(?FUNCTION_NAME),
+    ok = seal(Host, Run, [1, 2]),
+    {stored, _, _} = put_segment(Run, 1, content(Run, 1)),
+    ok = fault(Config, #{op => put, do => status, status => 503}),
+    Uploader = start(Host, #{purge_wait_ms => 0}),
+    ok = purge(Host, Uploader, Run),
+    ok = ?HOST:await(Host, fun(State) -> ?STATE:runs(State) =:= [] end),
+    ?assertEqual([], keys(Run)),
+    ?assertMatch(#{proven := false}, ?UPLOADER:status(Uploader)).
+
+a_host_does_not_sweep_what_is_another_ones(Config) ->
+    [One, Other] = [?config(host, Config), ?HOST:start()],
+    [Mine, Yours] = [<<Letter, "-", (run(?FUNCTION_NAME))/binary>> || Letter <- "ab"],
+    ok = seal(One, Mine, [1]),
+    ok = seal(Other, Yours, [1]),
+    [A, B] = [start(Host, #{run_prefix => Prefix}) || {Host, Prefix} <- [{One, <<"a-">>}, {Other, <<"b-">>}]],
+    [ok = all_uploaded(Host) || Host <- [One, Other]],
+    {stored, _, _} = put_segment(<<"a-gone">>, 1, <<"late">>),
+    ?assertEqual({ok, #{listed => 1, deleted => 0, failed => 0}}, ?UPLOADER:sweep(B)),
+    ?assertEqual({ok, #{listed => 2, deleted => 1, failed => 0}}, ?UPLOADER:sweep(A)),
+    ?assertEqual([1, 1], [length(keys(Run)) || Run <- [Mine, Yours]]),
+    %% A host of another kind is refused as long as their runs might be mixed up.
+    Kind = fun(Prefix) -> #{source => stream_s3_history_ra, argument => {no_member, node()}, run_prefix => Prefix} end,
+    Refused = [try_start(One, Kind(Prefix)) || Prefix <- [<<>>, <<"a">>, <<"a-">>, <<"a-1">>]],
+    [?assertMatch({error, {bad_option, <<"run_prefix must keep ", _/binary>>}}, R) || R <- Refused],
+    ?assertMatch({error, {bad_option, <<"run_prefix must be ", _/binary>>}}, try_start(One, #{run_prefix => <<"a/">>})),
+    {ok, _} = try_start(One, Kind(<<"c">>)),
+    ok = stop_all(),
+    ?HOST:stop(Other).
 
 %% --- floods ----------------------------------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ fn run() -> RunId {
 }
 
 fn untagged(dir: &TempDir, in_memory: Option<Bytes>) -> Store {
-    let store = FsStore::open(dir.path().to_path_buf()).expect("a folder");
+    let store = FsStore::open(dir.path()).expect("a folder");
     Store::over(
         Arc::new(Untagged { store, in_memory }),
         Prefix::parse("p").expect("a prefix"),
