@@ -37,8 +37,7 @@ is_run_prefix(Prefix) when is_binary(Prefix) -> rabbitmq_stream_s3_nif:valid_run
 is_run_prefix(_Other) -> false.
 
 is_source(Module) when is_atom(Module) ->
-    Exists = fun({Function, Arity}) -> erlang:function_exported(Module, Function, Arity) end,
-    code:ensure_loaded(Module) =:= {module, Module} andalso lists:all(Exists, rabbitmq_stream_s3_history_source:behaviour_info(callbacks));
+    rabbitmq_stream_s3_history_source:implements(Module, always);
 is_source(_Other) ->
     false.
 

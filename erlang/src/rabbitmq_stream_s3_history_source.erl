@@ -24,7 +24,7 @@
 %% has to mend something (a segment that does not fit its checksum). Logged as an error, and tried again by the next scan only.
 -module(rabbitmq_stream_s3_history_source).
 
--export([call/3, is_sealed/1, text/1]).
+-export([call/3, implements/2, is_sealed/1, text/1]).
 -export_type([run/0, seq/0, segment/0, query/0, page/0, acknowledgment/0, failure/0, source/0]).
 
 %% 1 to 255 of `A-Za-z0-9_=-.', but neither `.' nor `..'.
@@ -66,7 +66,8 @@
 -callback acknowledge(Argument :: term(), acknowledgment()) -> ok | gone | failure().
 
 %% What is known of a run; `sealed': how many of its segments are `SEALED'. Objects are deleted where this answers `gone', so that must be
-%% proof: a read of the current committed state, not of what this node happens to have.
+%% proof: a read of the current committed state, not of what this node happens to have. It is asked about every run of which something lies in the bucket
+%% (below the uploader's `run_prefix'), so a host that is made of partitions answers for the runs of all of them, or gives each a `run_prefix' of its own.
 -callback run_state(Argument :: term(), run()) -> {open | closed | purging, #{sealed := non_neg_integer()}} | gone | failure().
 
 %% All segments that a purging run ever had, uploaded or not; `none': it never had segment state. Answered from a state that knows of the purge: one that
@@ -75,6 +76,9 @@
 
 %% Nothing of this run is left in the bucket: the host may delete it for good.
 -callback purged(Argument :: term(), run()) -> ok | gone | failure().
+
+%% A host that never purges a run needs neither.
+-optional_callbacks([catalog/2, purged/2]).
 
 %% @doc Calls a function of a host, of which the first argument is the source's. Never raises: see above.
 -spec call(source(), Function :: atom(), [term()]) -> term().
@@ -87,6 +91,18 @@ guarded(Call) ->
     catch
         Class:Reason:Stack -> {error, {retryable, {raised, Class, Reason, hd(Stack ++ [none])}}}
     end.
+
+%% @doc Whether a module has the functions that every host needs, or those that only a purge asks.
+-spec implements(module(), always | purge) -> boolean().
+implements(Module, Which) ->
+    Optional = ?MODULE:behaviour_info(optional_callbacks),
+    Wanted =
+        case Which of
+            always -> ?MODULE:behaviour_info(callbacks) -- Optional;
+            purge -> Optional
+        end,
+    Exists = fun({Function, Arity}) -> erlang:function_exported(Module, Function, Arity) end,
+    code:ensure_loaded(Module) =:= {module, Module} andalso lists:all(Exists, Wanted).
 
 %% @doc Whether size and time of a segment are what they must be.
 -spec is_sealed(term()) -> boolean().

@@ -135,11 +135,15 @@ rescan(Server) ->
 
 %% @doc Stops the uploads of a run, waits, deletes all of its objects, and calls the host's `purged/2'. The host has committed that the run is
 %% purging, so that no other owner begins new uploads; on a start or takeover it has to ask again for each such run. Asking twice does no harm. Raises
-%% `badarg' where there is no such run id.
+%% `badarg' where there is no such run id, and where the host lacks `catalog/2' or `purged/2'.
 -spec purge(server(), run()) -> ok.
 purge(Server, Run) ->
     ok = check_run(Run, [Server, Run]),
-    gen_server:call(Server, {purge, Run}, infinity).
+    {Module, _} = gen_server:call(Server, source, infinity),
+    case rabbitmq_stream_s3_history_source:implements(Module, purge) of
+        true -> gen_server:call(Server, {purge, Run}, infinity);
+        false -> rabbitmq_stream_s3_nif:misuse(<<"source: needs catalog/2 and purged/2 to purge a run">>, [Server, Run])
+    end.
 
 %% @doc Whether retention may take a closed run now, or has to wait for so many milliseconds since it still has a sealed segment. Waits for the host's `run_state/2',
 %% in the calling process. Raises where no uploader runs, which says nothing: retention has to wait then; and `badarg' where there is no such run id.

@@ -48,6 +48,7 @@ all() ->
         a_purge_waits_before_it_deletes,
         a_run_without_segment_state_is_purged_at_once,
         options_out_of_range_are_refused_with_a_sentence,
+        a_host_that_never_purges_needs_four_functions,
         a_store_without_conditional_writes_is_refused_with_a_sentence,
         a_store_that_does_not_answer_at_the_start_is_waited_for,
         a_segment_of_64_mib_can_be_compared_and_read_back,
@@ -647,6 +648,24 @@ options_out_of_range_are_refused_with_a_sentence(Config) ->
     ?assertEqual({error, {bad_option, <<"there is no option pagesize">>}}, Try(#{pagesize => 1})),
     ?assertEqual({error, {bad_option, <<"source is missing">>}}, ?UPLOADER:start_link(#{argument => Host})),
     [?assertMatch({error, {bad_option, <<"source must be a module", _/binary>>}}, Try(#{source => M})) || M <- [lists, no_such_module, "text"]].
+
+%% Of which this module is one.
+a_host_that_never_purges_needs_four_functions(Config) ->
+    Host = ?config(host, Config),
+    Run = run(?FUNCTION_NAME),
+    ok = seal(Host, Run, [1, 2]),
+    {ok, Uploader} = ?UPLOADER:start_link(#{source => ?MODULE, argument => Host}),
+    ok = all_uploaded(Host),
+    ?assertEqual(proceed, ?UPLOADER:postpone_retention(Uploader, Run)),
+    ok = ?HOST:commit(Host, {purge, Run}),
+    ?assertError(badarg, ?UPLOADER:purge(Uploader, Run)),
+    ?assertMatch([_, _], keys(Run)),
+    ok = ?UPLOADER:stop(Uploader).
+
+pending(Query) -> ?HOST:pending(Query).
+read_segment(Host, Run, Seq) -> ?HOST:read_segment(Host, Run, Seq).
+acknowledge(Host, Acknowledgment) -> ?HOST:acknowledge(Host, Acknowledgment).
+run_state(Host, Run) -> ?HOST:run_state(Host, Run).
 
 a_store_without_conditional_writes_is_refused_with_a_sentence(Config) ->
     Host = ?config(host, Config),
