@@ -443,6 +443,8 @@ permanent_failures_are_retried_only_by_the_rescan_including_10_rapid_seals(Confi
             Before = maps:get(permanent_error, counted(Config), 0),
             ok = Break(),
             Uploader = start(Host, #{}),
+            %% The scan of the start must not come past what is sealed from here on.
+            ok = stream_s3_history_case:scanned(Uploader),
             ok = seal(Host, Run, [1]),
             ok = ?UPLOADER:sealed(Uploader, Run, #{size => 1, sealed_ms => now_ms()}),
             Blocked = fun() -> maps:get(blocked, maps:get(runs, ?UPLOADER:status(Uploader)), 0) =:= 1 end,
