@@ -6,7 +6,7 @@
 
 -import(stream_s3_wait, [eventually/1, kill/1]).
 -import(stream_s3_history_case, [server/1, run/1, content/2, now_ms/0, start/2, try_start/2, stop_all/0, seal/3, hint/3, all_uploaded/1, nothing_left/1]).
--import(stream_s3_history_case, [scanned/1, fault/2, counted/1, gauge/1, keys/1, put_segment/3, runs/0, pause_ms/1]).
+-import(stream_s3_history_case, [scanned/1, fault/2, counted/1, gauge/1, keys/1, put_segment/3, runs/0, pauses/2]).
 
 -compile(nowarn_export_all).
 -compile(export_all).
@@ -310,7 +310,7 @@ an_answer_of_another_shape_is_a_permanent_failure_and_kills_nobody(Config) ->
             ok = ?HOST:commit_all(Host, [{open, Run}, {purge, Run}]),
             ok = ?HOST:hook(Host, fun(F, _) -> case F of Function -> {answer, Answer}; _ -> go_on end end),
             ok = ?UPLOADER:purge(Uploader, Run),
-            ok = eventually(fun() -> is_integer(pause_ms(Run)) andalso pause_ms(Run) > 30000 end),
+            ok = eventually(fun() -> pauses(Run, 30000) end),
             ok = kill(stream_s3_history_case:run_process(Run)),
             ok = ?HOST:hook(Host, fun(_, _) -> go_on end),
             %% Begun anew by the scan, since it was not through.
@@ -438,14 +438,14 @@ an_uploader_is_killed_at_each_step_of_an_upload_and_the_next_one_goes_on(Config)
     killed_at_each_step(Config, fun(Uploader, _Run) ->
         ok = kill(Uploader),
         ok = eventually(fun() -> runs() =:= [] end),
-        start(Host, #{})
+        fun() -> start(Host, #{}) end
     end).
 
 a_process_of_a_run_is_killed_at_each_step_and_the_scan_takes_the_run_up(Config) ->
     killed_at_each_step(Config, fun(Uploader, Run) ->
         ok = kill(stream_s3_history_case:run_process(Run)),
         ok = eventually(fun() -> maps:with([permits, waiting, runs], ?UPLOADER:status(Uploader)) =:= #{permits => 0, waiting => 0, runs => #{}} end),
-        Uploader
+        fun() -> Uploader end
     end),
     {error, _} = ?LOGS:await(?config(logs, Config), "history of run .*: its process has died, the next scan takes it up again", ?TIMEOUT).
 
@@ -471,9 +471,10 @@ killed_at_each_step(Config, Kill) ->
             ok = seal(Host, Run, [1, 2]),
             ok = hint(Uploader, Run, 1),
             ok = eventually(fun() -> maps:get(runs, ?UPLOADER:status(Uploader)) =:= #{Phase => 1} end),
-            Next = Kill(Uploader, Run),
+            GoOn = Kill(Uploader, Run),
             ok = ?HOST:hook(Host, fun(_, _) -> go_on end),
             ok = ?FAULTS:clear(server(Config)),
+            Next = GoOn(),
             ok = ?UPLOADER:rescan(Next),
             ok = all_uploaded(Host),
             ok = nothing_left(Next),
@@ -619,7 +620,7 @@ an_uploader_is_killed_or_stopped_at_each_step_of_a_purge_and_the_next_one_ends_i
         ok = fault(Config, #{op => Op, do => stall}),
         fun() -> eventually(fun() -> ?FAULTS:count(Server, Op) > Before end) end
     end,
-    Waits = fun(Run) -> fun() -> eventually(fun() -> is_integer(pause_ms(Run)) end) end end,
+    Waits = fun(Run) -> fun() -> eventually(fun() -> pauses(Run, 0) end) end end,
     Steps = [
         {catalog, fun(_) -> Called(catalog) end},
         {wait, Waits},
@@ -824,7 +825,7 @@ a_store_that_refuses_each_condition_is_asked_less_and_less(Config) ->
             ok = fault(Config, #{op => put, key => "*/history/*", do => status, status => Status, code => Code}),
             ok = seal(Host, Run, [1]),
             ok = hint(Uploader, Run, 1),
-            ok = eventually(fun() -> is_integer(pause_ms(Run)) andalso pause_ms(Run) > 400 end),
+            ok = eventually(fun() -> pauses(Run, 400) end),
             ok = ?FAULTS:clear(server(Config)),
             ok = all_uploaded(Host),
             ok = nothing_left(Uploader)

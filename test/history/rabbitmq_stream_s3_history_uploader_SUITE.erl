@@ -6,7 +6,7 @@
 
 -import(stream_s3_wait, [eventually/1]).
 -import(stream_s3_history_case, [server/1, run/1, content/2, now_ms/0, start/2, stop_all/0, seal/3, all_uploaded/1, block/3, nothing_left/1]).
--import(stream_s3_history_case, [fault/2, counted/1, gauge/1, keys/1, put_segment/3, put_raw/3, runs/0, run_process/1, pause_ms/1, watch_memory/0, peak/1]).
+-import(stream_s3_history_case, [fault/2, counted/1, gauge/1, keys/1, put_segment/3, put_raw/3, runs/0, run_process/1, pauses/2, watch_memory/0, peak/1]).
 
 -compile(nowarn_export_all).
 -compile(export_all).
@@ -237,7 +237,7 @@ a_permanent_rejection_during_a_purge_is_retried(Config) ->
     ok = fault(Config, #{op => list, key => "*/history/*", do => status, status => 403, code => 'AccessDenied', count => 1}),
     ok = ?HOST:commit(Host, {purge, Run}),
     ok = ?UPLOADER:purge(Uploader, Run),
-    Waits = fun() -> is_integer(pause_ms(Run)) andalso pause_ms(Run) > 30000 end,
+    Waits = fun() -> pauses(Run, 30000) end,
     ok = eventually(Waits),
     %% What the catalog has is gone already, before the prefix is looked at.
     ?assertEqual([], keys(Run)),
@@ -402,7 +402,7 @@ a_backoff_gives_permit_and_body_back_and_delays_nobody_else(Config) ->
     ok = seal(Host, Goes, lists:seq(1, 20)),
     ok = ?UPLOADER:sealed(Uploader, Goes, #{size => 1, sealed_ms => now_ms()}),
     ok = ?HOST:await(Host, fun(State) -> ?STATE:acknowledged(State) =:= [{Goes, Seq} || Seq <- lists:seq(1, 20)] end),
-    ?assert(pause_ms(Fails) > 1000000),
+    ?assert(pauses(Fails, 1000000)),
     ?assertEqual(#{retryable_error => 2, uploaded => 20}, counted(Config)),
     ?assertEqual(2, counters:get(Reads, 1)),
     %% Its body is read again.
@@ -627,8 +627,8 @@ a_purge_waits_before_it_deletes(Config) ->
     ok = all_uploaded(Host),
     ok = ?HOST:commit(Host, {purge, Run}),
     ok = ?UPLOADER:purge(Uploader, Run),
-    ok = eventually(fun() -> is_integer(pause_ms(Run)) end),
-    ?assert(pause_ms(Run) > 3500000),
+    ok = eventually(fun() -> pauses(Run, 0) end),
+    ?assert(pauses(Run, 3500000)),
     ?assertEqual([?STORE:history_key(Run, 1)], keys(Run)),
     ?assertEqual([Run], ?STATE:purging(?HOST:state(Host))).
 

@@ -5,7 +5,7 @@
 
 -export([init_suite/1, end_suite/1, init_case/1, end_case/1, server/1, restart_application/1]).
 -export([run/1, content/2, now_ms/0, start/2, try_start/2, stop_all/0, seal/3, hint/3, all_uploaded/1, block/3, nothing_left/1, scanned/1]).
--export([fault/2, counted/1, gauge/1, keys/1, put_segment/3, put_raw/3, runs/0, run_process/1, pause_ms/1, watch_memory/0, peak/1]).
+-export([fault/2, counted/1, gauge/1, keys/1, put_segment/3, put_raw/3, runs/0, run_process/1, pauses/2, watch_memory/0, peak/1]).
 
 -define(UPLOADER, rabbitmq_stream_s3_history_uploader).
 -define(STORE, rabbitmq_stream_s3_store).
@@ -199,12 +199,10 @@ state(Pid) ->
         exit:_ -> {none, none, none}
     end.
 
-%% How long the machine of a run still pauses, if it does so.
-pause_ms(Run) ->
-    case [Ms || Pid <- of_run(Run), T <- tuple_to_list(state(Pid)), is_reference(T), Ms <- [read_timer(T)], is_integer(Ms)] of
-        [Ms] -> Ms;
-        [] -> none
-    end.
+%% Whether the machine of a run pauses, and for longer than that from now on.
+pauses(Run, Ms) ->
+    Timers = [T || Pid <- of_run(Run), T <- tuple_to_list(state(Pid)), is_reference(T)],
+    lists:any(fun(Left) -> is_integer(Left) andalso Left > Ms end, [read_timer(T) || T <- Timers]).
 
 read_timer(Reference) ->
     try
