@@ -18,7 +18,7 @@
 -define(FAULTS, stream_s3_store_faults).
 -define(TIMEOUT, 30000).
 %% A place of the index for each number.
--define(LONG, 100000).
+-define(LONG, 20000).
 
 suite() -> [{timetrap, {seconds, 120}}].
 
@@ -825,7 +825,7 @@ a_store_that_refuses_each_condition_is_asked_less_and_less(Config) ->
             ok = fault(Config, #{op => put, key => "*/history/*", do => status, status => Status, code => Code}),
             ok = seal(Host, Run, [1]),
             ok = hint(Uploader, Run, 1),
-            ok = eventually(fun() -> pauses(Run, 400) end),
+            ok = eventually(fun() -> pauses(Run, 150) end),
             ok = ?FAULTS:clear(server(Config)),
             ok = all_uploaded(Host),
             ok = nothing_left(Uploader)

@@ -358,7 +358,7 @@ concurrency_2_with_20_runs_whose_objects_are_there_already(Config) ->
 
 the_own_body_is_let_go_of_before_what_is_there_is_fetched(Config) ->
     Host = ?config(host, Config),
-    Size = 64 * ?MIB,
+    Size = 16 * ?MIB,
     Run = run(?FUNCTION_NAME),
     Made = fun() -> binary:copy(crypto:hash(sha256, Run), Size div 32) end,
     {stored, _, _} = put_segment(Run, 1, Made()),
@@ -368,7 +368,7 @@ the_own_body_is_let_go_of_before_what_is_there_is_fetched(Config) ->
         (read_segment, _) -> {answer, {ok, Made()}};
         (_, _) -> go_on
     end),
-    ok = stream_s3_world:set(#{transfer_deadline_ms => 2000}),
+    ok = stream_s3_world:set(#{transfer_deadline_ms => 1000}),
     ok = fault(Config, #{op => get, key => "*/history/*", do => stall, count => 1}),
     ok = eventually(fun() -> rabbitmq_stream_s3_nif:history_body_bytes() =:= 0 end),
     Before = erlang:memory(binary),
