@@ -310,12 +310,21 @@ traced(Tracer, Process) ->
     receive
         {trace_delivered, all, Delivered} -> ok
     end,
-    _ = is_process_alive(Process) andalso erlang:trace(Process, false, [all]),
+    ok = untrace(Process),
     _ = erlang:trace_pattern({?NIF, '_', '_'}, false, [local]),
     Tracer ! {stop, self()},
     receive
         {Tracer, Traced} -> Traced
     after ?TIMEOUT -> error(no_trace)
+    end.
+
+%% It may end at any moment, and so does its trace then.
+untrace(Process) ->
+    try
+        _ = erlang:trace(Process, false, [all]),
+        ok
+    catch
+        error:badarg -> ok
     end.
 
 %% A hundred at a time.

@@ -55,6 +55,7 @@ macro_rules! conformance {
             a_body_of_another_length_is_not_stored,
             a_dropped_put_is_not_stored,
             a_probe_leaves_nothing_behind,
+            probes_at_once_find_out_the_same,
         ];
     };
 }
@@ -554,6 +555,19 @@ async fn put_again(store: &dyn ObjectStore) {
 async fn a_probe_leaves_nothing_behind(store: Store) {
     for prefix in ["rabbitmq", "rabbitmq/", ""] {
         let found = store.probe(prefix).await.expect("usable");
+        assert!(
+            found.conditional_writes && found.verifies_checksums,
+            "{found:?}"
+        );
+    }
+    assert!(keys(&*store, "", 10).await.is_empty());
+}
+
+/// They use the same objects, and one that deletes them must not be in another's way.
+async fn probes_at_once_find_out_the_same(store: Store) {
+    let probes = (0..16).map(|_| store.probe("rabbitmq"));
+    for found in futures::future::join_all(probes).await {
+        let found = found.expect("usable");
         assert!(
             found.conditional_writes && found.verifies_checksums,
             "{found:?}"
