@@ -5,7 +5,7 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -import(stream_s3_wait, [eventually/1, kill/1]).
--import(stream_s3_history_case, [server/1, run/1, content/2, now_ms/0, start/2, try_start/2, stop_all/0, seal/3, hint/3, all_uploaded/1, nothing_left/1]).
+-import(stream_s3_history_case, [server/1, run/1, content/2, now_ms/0, start/2, try_start/2, stop_all/0, seal/3, hint/3, all_uploaded/1, hang/2, nothing_left/1]).
 -import(stream_s3_history_case, [scanned/1, fault/2, counted/1, gauge/1, keys/1, put_segment/3, runs/0, pauses/2]).
 
 -compile(nowarn_export_all).
@@ -545,27 +545,15 @@ a_page_that_never_comes_ends_its_scan_and_not_those_after_it(Config) ->
 
 an_uploader_stops_at_once_whichever_call_of_the_host_blocks(Config) ->
     Host = ?config(host, Config),
-    Test = self(),
     lists:foreach(
         fun(Function) ->
             Run = <<(run(?FUNCTION_NAME))/binary, "-", (atom_to_binary(Function))/binary>>,
             ok = seal(Host, Run, [1]),
-            ok = ?HOST:hook(Host, fun
-                (F, _) when F =:= Function ->
-                    Test ! {blocks, Function},
-                    receive
-                        never -> go_on
-                    end;
-                (_, _) ->
-                    go_on
-            end),
+            Called = hang(Host, Function),
             Uploader = start(Host, #{purge_wait_ms => 0}),
             _ = lists:member(Function, [catalog, purged]) andalso purge(Host, Uploader, Run),
             _ = Function =:= run_state andalso spawn(fun() -> sweep_until_it_stops(Uploader) end),
-            receive
-                {blocks, Function} -> ok
-            after ?TIMEOUT -> error({not_called, Function})
-            end,
+            ok = Called(),
             {Us, ok} = timer:tc(fun() -> ?UPLOADER:stop(Uploader) end),
             ?assert(Us < 2000000),
             ?assertEqual([], runs()),
@@ -597,24 +585,6 @@ purge(Host, Uploader, Run) ->
 an_uploader_is_killed_or_stopped_at_each_step_of_a_purge_and_the_next_one_ends_it(Config) ->
     Host = ?config(host, Config),
     Server = server(Config),
-    Test = self(),
-    Called = fun(Function) ->
-        ok = ?HOST:hook(Host, fun
-            (F, _) when F =:= Function ->
-                Test ! {called, Function},
-                receive
-                    never -> go_on
-                end;
-            (_, _) ->
-                go_on
-        end),
-        fun() ->
-            receive
-                {called, Function} -> ok
-            after ?TIMEOUT -> error({not_called, Function})
-            end
-        end
-    end,
     Asked = fun(Op) ->
         Before = ?FAULTS:count(Server, Op),
         ok = fault(Config, #{op => Op, do => stall}),
@@ -622,11 +592,11 @@ an_uploader_is_killed_or_stopped_at_each_step_of_a_purge_and_the_next_one_ends_i
     end,
     Waits = fun(Run) -> fun() -> eventually(fun() -> pauses(Run, 0) end) end end,
     Steps = [
-        {catalog, fun(_) -> Called(catalog) end},
+        {catalog, fun(_) -> hang(Host, catalog) end},
         {wait, Waits},
         {delete, fun(_) -> Asked(multi_delete) end},
         {sweep, fun(_) -> Asked(list) end},
-        {tell, fun(_) -> Called(purged) end}
+        {tell, fun(_) -> hang(Host, purged) end}
     ],
     lists:foreach(
         fun({End, {Step, Prepare}}) ->

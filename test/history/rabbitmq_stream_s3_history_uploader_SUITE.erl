@@ -5,7 +5,7 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -import(stream_s3_wait, [eventually/1]).
--import(stream_s3_history_case, [server/1, run/1, content/2, now_ms/0, start/2, stop_all/0, seal/3, all_uploaded/1, block/3, nothing_left/1]).
+-import(stream_s3_history_case, [server/1, run/1, content/2, now_ms/0, start/2, stop_all/0, seal/3, all_uploaded/1, hang/2, nothing_left/1]).
 -import(stream_s3_history_case, [fault/2, counted/1, gauge/1, keys/1, put_segment/3, put_raw/3, runs/0, run_process/1, pauses/2, watch_memory/0, peak/1]).
 
 -compile(nowarn_export_all).
@@ -92,7 +92,9 @@ owner_restart_between_upload_and_acknowledgment(Config) ->
     Host = ?config(host, Config),
     Run = run(?FUNCTION_NAME),
     ok = seal(Host, Run, [1, 2]),
-    blocked = block(Host, acknowledge, fun() -> start(Host, #{}) end),
+    Acknowledges = hang(Host, acknowledge),
+    _ = start(Host, #{}),
+    ok = Acknowledges(),
     ok = stop_all(),
     ?assertEqual([], ?STATE:acknowledged(?HOST:state(Host))),
     ?assertMatch({ok, _}, ?UPLOADER:read(Run, 1)),
@@ -417,7 +419,9 @@ content_kept_through_mode_off_pruning_is_all_already_present(Config) ->
     Host = ?config(host, Config),
     Run = run(?FUNCTION_NAME),
     ok = seal(Host, Run, lists:seq(1, 5)),
-    blocked = block(Host, acknowledge, fun() -> start(Host, #{}) end),
+    Acknowledges = hang(Host, acknowledge),
+    _ = start(Host, #{}),
+    ok = Acknowledges(),
     ok = stop_all(),
     %% What was uploaded but not acknowledged is still there after the host has turned offloading off and prunes what it may.
     [{stored, _, _} = put_segment(Run, Seq, content(Run, Seq)) || Seq <- [2, 3, 4, 5]],

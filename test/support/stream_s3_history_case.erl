@@ -4,7 +4,7 @@
 -include_lib("common_test/include/ct.hrl").
 
 -export([init_suite/1, end_suite/1, init_case/1, end_case/1, server/1, restart_application/1]).
--export([run/1, content/2, now_ms/0, start/2, try_start/2, stop_all/0, seal/3, hint/3, all_uploaded/1, block/3, nothing_left/1, scanned/1]).
+-export([run/1, content/2, now_ms/0, start/2, try_start/2, stop_all/0, seal/3, hint/3, all_uploaded/1, hang/2, nothing_left/1, scanned/1]).
 -export([fault/2, counted/1, gauge/1, keys/1, put_segment/3, put_raw/3, runs/0, run_process/1, pauses/2, watch_memory/0, peak/1]).
 
 -define(UPLOADER, rabbitmq_stream_s3_history_uploader).
@@ -107,8 +107,8 @@ hint(Uploader, Run, Size) -> ?UPLOADER:sealed(Uploader, Run, #{size => Size, sea
 all_uploaded(Host) ->
     ?HOST:await(Host, fun(State) -> maps:get(entries, ?STATE:pending(start, 1, State)) =:= [] end).
 
-%% Runs the function, and waits until a call of the host has been made and stays.
-block(Host, Function, Fun) ->
+%% From now on calls of this function of the host never return. What is answered waits until there has been one.
+hang(Host, Function) ->
     Test = self(),
     Ref = make_ref(),
     ok = ?HOST:hook(Host, fun
@@ -120,10 +120,11 @@ block(Host, Function, Fun) ->
         (_, _) ->
             go_on
     end),
-    _ = Fun(),
-    receive
-        Ref -> blocked
-    after ?TIMEOUT -> error({not_called, Function})
+    fun() ->
+        receive
+            Ref -> ok
+        after ?TIMEOUT -> error({not_called, Function})
+        end
     end.
 
 %% No run has anything to do.
