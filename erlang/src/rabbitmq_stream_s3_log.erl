@@ -14,8 +14,6 @@
 -export_type([context/0, range/0, reader/0, chunk/0]).
 
 -define(SEGMENT_HEADER_SIZE, 8).
-%% Chunks of a pinned segment that are asked for at once.
--define(PINNED_BATCH, 128).
 %% Above every offset there can be.
 -define(BEYOND, 1 bsl 62).
 
@@ -44,16 +42,16 @@
     crc := non_neg_integer()
 }.
 
-%% The files that osiris has, read by osiris.
--record(files, {
+%% Where osiris finds a chunk: it knows how to seek. Read until the first chunk is committed.
+-record(sought, {
     log :: term(),
-    %% First offset of the segment that was read from last.
+    %% First offset of the segment.
     segment :: offset(),
-    %% A header that has been read, but whose chunk is not committed yet.
+    %% The header, if it has been read, but its chunk is not committed yet.
     held = none :: map() | none
 }).
-%% Segments that osiris has deleted, and that are held open: read by the native library, which answers later.
--record(pinned, {
+%% The chunks that follow, or those of a pinned segment: read by the native library, which answers later.
+-record(batches, {
     place :: rabbitmq_stream_s3_nif:pins_place(),
     %% The answer that is to come.
     asked = none :: none | reference(),
@@ -62,7 +60,7 @@
 }).
 -record(reader, {
     context :: context(),
-    source :: #files{} | #pinned{},
+    source :: #sought{} | #batches{},
     %% Offset of the next chunk that nobody was given.
     next :: offset()
 }).
@@ -187,26 +185,25 @@ segment_file(IndexFile) ->
 %% osiris does not have any more the pinned segments are asked, which turns out with the first read. To be closed by {@link close/1}.
 -spec open(context(), offset()) -> {ok, reader()} | {error, {offset_out_of_range, term()} | term()}.
 open(Context, Offset) ->
-    case open_files(Context, Offset) of
-        {ok, Files} ->
-            {ok, #reader{context = Context, source = Files, next = Offset}};
-        {error, {offset_out_of_range, {First, _Last}}} when Offset < First ->
-            {ok, behind(Context, Offset)};
-        {error, Deleted} when Deleted =:= segment_deleted; Deleted =:= missing_file ->
-            {ok, behind(Context, Offset)};
-        {error, _} = Error ->
-            Error
+    case source(Context, Offset) of
+        {ok, Source} -> {ok, #reader{context = Context, source = Source, next = Offset}};
+        {error, _} = Error -> Error
     end.
 
-behind(Context, Offset) ->
-    #reader{context = Context, source = #pinned{place = Offset}, next = Offset}.
+source(Context, Offset) ->
+    case seek(Context, Offset) of
+        {ok, _Sought} = Ok -> Ok;
+        {error, {offset_out_of_range, {First, _Last}}} when Offset < First -> {ok, #batches{place = Offset}};
+        {error, Deleted} when Deleted =:= segment_deleted; Deleted =:= missing_file -> {ok, #batches{place = Offset}};
+        {error, _} = Error -> Error
+    end.
 
-open_files(#{dir := Dir} = Context, Offset) ->
+seek(#{dir := Dir} = Context, Offset) ->
     case try_open(Offset, Context) of
         {ok, Log} ->
             case segment_of(Dir, Offset) of
                 {ok, Segment} ->
-                    {ok, #files{log = Log, segment = Segment}};
+                    {ok, #sought{log = Log, segment = Segment}};
                 {error, _} = Error ->
                     ok = osiris_log:close(Log),
                     Error
@@ -217,9 +214,9 @@ open_files(#{dir := Dir} = Context, Offset) ->
 
 %% @doc Goes on at a chunk that osiris has not, after a chunk that is not the next one: from what is pinned.
 -spec behind_gap(offset(), reader()) -> reader().
-behind_gap(Offset, #reader{context = Context} = Reader) ->
+behind_gap(Offset, Reader) ->
     ok = close(Reader),
-    behind(Context, Offset).
+    Reader#reader{source = #batches{place = Offset}, next = Offset}.
 
 try_open(Offset, Context) ->
     %% Otherwise the stream's metric of its readers would count us.
@@ -245,11 +242,11 @@ segment_of(Dir, Offset) ->
 first_offset(IndexFile) ->
     binary_to_integer(unicode:characters_to_binary(filename:basename(IndexFile, ".index"))).
 
-%% @doc Closes the file of a reader.
+%% @doc Closes the file of a reader, if it has one open.
 -spec close(reader()) -> ok.
-close(#reader{source = #files{log = Log}}) ->
+close(#reader{source = #sought{log = Log}}) ->
     osiris_log:close(Log);
-close(#reader{source = #pinned{}}) ->
+close(#reader{source = #batches{}}) ->
     ok.
 
 %% @doc Id of the chunk that will be read next.
@@ -257,96 +254,84 @@ close(#reader{source = #pinned{}}) ->
 next_offset(#reader{next = Next}) ->
     Next.
 
-%% @doc The next committed chunks, at most so many. `more': there may be further ones. `end_of_log': none is committed
-%% beyond these. `wait': a message will come, for {@link answered/2}. One or two reads of a file for each chunk, of 48 bytes or of what
-%% osiris reads ahead.
+%% @doc The next committed chunks, at most so many (1,000). `more': there may be further ones. `end_of_log': none is committed
+%% beyond these. `wait': a message will come, for {@link answered/2}. Whoever has opened the log is given its first chunk by osiris, from one or
+%% two reads of a file; the others come in batches from the native library, which reads 48 bytes of each on threads of its own.
 %%
 %% Chunk ids are not checked: osiris continues behind a gap when retention has deleted the next segment. {@link behind_gap/2} then
 %% looks for it among the pinned ones; `{gap, Offset}': it is not there either.
--spec read(reader(), pos_integer()) -> {[chunk()], more | end_of_log | wait, reader()} | {error, {gap, offset()} | term()}.
-read(#reader{source = #files{}} = Reader, Max) ->
-    read(Reader, Max, []);
-read(#reader{source = #pinned{}} = Reader, _Max) ->
-    read_pinned(Reader).
-
-read(Reader, 0, Acc) ->
-    {lists:reverse(Acc), more, Reader};
-read(#reader{source = #files{held = none} = Files} = Reader, N, Acc) ->
-    case read_header(Files) of
-        {ok, Header, Log} -> take(Header, Reader#reader{source = Files#files{log = Log}}, N, Acc);
-        {end_of_stream, Log} -> {lists:reverse(Acc), end_of_log, Reader#reader{source = Files#files{log = Log}}};
-        {error, _} = Error when Acc =:= [] -> Error;
-        %% What was read before is good; the error comes again with the next call.
-        {error, _} -> {lists:reverse(Acc), more, Reader}
+-spec read(reader(), 1..1000) -> {[chunk()], more | end_of_log | wait, reader()} | {error, {gap, offset()} | term()}.
+read(#reader{source = #sought{held = none} = Sought} = Reader, _Max) ->
+    case read_header(Sought) of
+        {ok, Header, Log} -> first(Header, Sought#sought{log = Log}, Reader);
+        {end_of_stream, Log} -> {[], end_of_log, Reader#reader{source = Sought#sought{log = Log}}};
+        {error, _} = Error -> Error
     end;
-read(#reader{source = #files{held = Header}} = Reader, N, Acc) ->
-    take(Header, Reader, N, Acc).
-
-%% osiris lets a data reader see chunks that a majority does not have yet. A new leader may throw those away, so none is
-%% handed out; osiris cannot step back either, hence the held header.
-take(#{chunk_id := ChunkId} = Header, #reader{source = Files} = Reader0, N, Acc) ->
-    case is_committed(Header, Reader0) of
+read(#reader{source = #sought{held = Header} = Sought} = Reader, _Max) ->
+    first(Header, Sought, Reader);
+read(#reader{source = #batches{chunks = [], asked = none} = Batches, context = Context, next = Next} = Reader, Max) ->
+    case is_committed(Next, Reader) of
         true ->
-            {Chunk, Reader} = chunk(Header, Reader0),
-            read(Reader, N - 1, [Chunk | Acc]);
+            Ref = rabbitmq_stream_s3_pins:headers(Context, Batches#batches.place, Max),
+            {[], wait, Reader#reader{source = Batches#batches{asked = Ref}}};
         false ->
-            {lists:reverse(Acc), end_of_log, Reader0#reader{source = Files#files{held = Header}, next = ChunkId}}
-    end.
-
-is_committed(#{chunk_id := ChunkId}, #reader{context = Context}) ->
-    rabbitmq_stream_s3_nif:chunk_is_committed(ChunkId, committed_chunk_id(Context)).
-
-chunk(#{chunk_id := ChunkId, position := Position, num_records := NumRecords} = Header, #reader{source = Files} = Reader) ->
-    #files{segment = Segment0} = Files,
-    %% A segment is named after its first chunk, which follows the file's header.
-    Segment =
-        case Position of
-            ?SEGMENT_HEADER_SIZE -> ChunkId;
-            _ -> Segment0
-        end,
-    Kept = maps:with([chunk_id, timestamp, num_records, data_size, position, next_position, crc], Header),
-    Source = Files#files{segment = Segment, held = none},
-    {Kept#{segment_offset => Segment}, Reader#reader{source = Source, next = ChunkId + NumRecords}}.
-
-read_pinned(#reader{source = #pinned{chunks = [], asked = none} = Pinned, context = Context} = Reader) ->
-    Ref = rabbitmq_stream_s3_pins:headers(Context, Pinned#pinned.place, ?PINNED_BATCH),
-    {[], wait, Reader#reader{source = Pinned#pinned{asked = Ref}}};
-read_pinned(#reader{source = #pinned{chunks = []}} = Reader) ->
+            {[], end_of_log, Reader}
+    end;
+read(#reader{source = #batches{chunks = []}} = Reader, _Max) ->
     {[], wait, Reader};
-read_pinned(#reader{source = #pinned{chunks = Chunks} = Pinned, next = Next} = Reader) ->
-    %% Committed or not: retention does not care.
-    case lists:splitwith(fun(Chunk) -> is_committed(Chunk, Reader) end, Chunks) of
+read(#reader{source = #batches{chunks = Chunks} = Batches, next = Next} = Reader, _Max) ->
+    case lists:splitwith(fun(#{chunk_id := Id}) -> is_committed(Id, Reader) end, Chunks) of
         {[], _} ->
             {[], end_of_log, Reader};
         {Committed, Rest} ->
             After = lists:foldl(fun(#{chunk_id := Id, num_records := N}, _) -> Id + N end, Next, Committed),
-            {Committed, more, Reader#reader{source = Pinned#pinned{chunks = Rest}, next = After}}
+            {Committed, more, Reader#reader{source = Batches#batches{chunks = Rest}, next = After}}
     end.
+
+%% Both osiris and the native library read chunks that a majority does not have yet. A new leader may throw those away, so none is
+%% handed out; osiris cannot step back either, hence the held header.
+first(#{chunk_id := ChunkId, position := Position, next_position := End, num_records := NumRecords} = Header, Sought, Reader) ->
+    #sought{log = Log, segment = Segment0} = Sought,
+    case is_committed(ChunkId, Reader) of
+        true ->
+            ok = osiris_log:close(Log),
+            %% A segment is named after its first chunk, which follows the file's header. osiris may have gone on to the next one.
+            Segment =
+                case Position of
+                    ?SEGMENT_HEADER_SIZE -> ChunkId;
+                    _ -> Segment0
+                end,
+            Next = ChunkId + NumRecords,
+            Chunk = maps:with([chunk_id, timestamp, num_records, data_size, position, next_position, crc], Header),
+            {[Chunk#{segment_offset => Segment}], more, Reader#reader{source = #batches{place = {Segment, End, Next}}, next = Next}};
+        false ->
+            {[], end_of_log, Reader#reader{source = Sought#sought{held = Header}, next = ChunkId}}
+    end.
+
+is_committed(ChunkId, #reader{context = Context}) ->
+    rabbitmq_stream_s3_nif:chunk_is_committed(ChunkId, committed_chunk_id(Context)).
 
 %% @doc Takes the message that a reader waits for: then it can be read on. `not_mine': it waits for another one, or for none.
 -spec answered(term(), reader()) -> {ok, reader()} | {error, {gap, offset()} | term()} | not_mine.
-answered({pins_result, Ref, Answer}, #reader{source = #pinned{asked = Ref} = Pinned} = Reader) ->
-    pinned_chunks(Answer, Pinned#pinned{asked = none}, Reader);
+answered({pins_result, Ref, Answer}, #reader{source = #batches{asked = Ref} = Batches} = Reader) ->
+    batch(Answer, Batches#batches{asked = none}, Reader);
 answered(_Message, _Reader) ->
     not_mine.
 
-pinned_chunks({ok, [_ | _] = Chunks, Place}, Pinned, Reader) ->
-    {ok, Reader#reader{source = Pinned#pinned{place = Place, chunks = Chunks}}};
-pinned_chunks({ok, [], _Place}, _Pinned, #reader{next = Next} = Reader) ->
-    next_segment(Next, Reader);
-pinned_chunks(not_pinned, _Pinned, #reader{next = Next}) ->
+batch({ok, [_ | _] = Chunks, Place}, Batches, Reader) ->
+    {ok, Reader#reader{source = Batches#batches{place = Place, chunks = Chunks}}};
+%% It was committed when it was asked for, so it is in another segment.
+batch({ok, [], _Place}, _Batches, #reader{context = Context, next = Next} = Reader) ->
+    case source(Context, Next) of
+        {ok, Source} -> {ok, Reader#reader{source = Source}};
+        {error, _} = Error -> Error
+    end;
+batch(not_pinned, _Batches, #reader{next = Next}) ->
     {error, {gap, Next}};
-pinned_chunks({error, Text}, _Pinned, _Reader) ->
+batch({error, Text}, _Batches, _Reader) ->
     {error, {unreadable_header, Text}}.
 
-%% Osiris' own files, as soon as they join on.
-next_segment(Next, #reader{context = Context} = Reader) ->
-    case open_files(Context, Next) of
-        {ok, Files} -> {ok, Reader#reader{source = Files}};
-        {error, _} -> {ok, Reader#reader{source = #pinned{place = Next}}}
-    end.
-
-read_header(#files{log = Log}) ->
+read_header(#sought{log = Log}) ->
     try
         osiris_log:read_header(Log)
     catch

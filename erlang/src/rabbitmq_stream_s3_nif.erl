@@ -174,7 +174,7 @@
     unwatched := non_neg_integer(),
     problem := none | binary()
 }.
-%% Where to read in a pinned segment: at a chunk, or where an answer ended.
+%% Where to read: at a chunk of a pinned segment, or at a position of any one, where the chunk with this offset begins.
 -type pins_place() :: offset() | {Segment :: offset(), Position :: non_neg_integer(), offset()}.
 %% End is exclusive.
 -type part() :: whole | {Start :: non_neg_integer(), End :: non_neg_integer()} | {last, pos_integer()}.
@@ -723,8 +723,9 @@ pins_joining(_Dir, _First, _Pid, _Ref) -> ?NOT_LOADED.
 -spec pins_identity(Dir :: file:filename_all(), ChunkId :: offset(), pid(), ref()) -> ok.
 pins_identity(_Dir, _ChunkId, _Pid, _Ref) -> ?NOT_LOADED.
 
-%% @doc Chunks of a pinned segment, at most `Max'. Answer: `{ok, [chunk()], pins_place()} | not_pinned | {error, Text}'; no chunk means
-%% that the segment ends there.
+%% @doc Chunks of a segment, committed or not, at most `Max'. Answer: `{ok, [chunk()], pins_place()} | not_pinned | {error, Text}'; no chunk means
+%% that the segment ends there, `not_pinned' that no pinned segment has that chunk, or that the segment at that position is deleted and not
+%% pinned. Reads 48 bytes a chunk.
 -spec pins_headers(Dir :: file:filename_all(), pins_place(), Max :: 1..1000, pid(), ref()) -> ok.
 pins_headers(_Dir, _Place, _Max, _Pid, _Ref) -> ?NOT_LOADED.
 

@@ -68,7 +68,7 @@ sweep() ->
 clear() ->
     wait(?CLEAR_WAIT_MS, fun(Ref) -> rabbitmq_stream_s3_nif:pins_clear(self(), Ref) end).
 
-%% @doc Asks for chunks of a pinned segment. `{pins_result, Ref, Answer}' comes with the reference that is returned: {@link
+%% @doc Asks for chunks of a segment, pinned or not. `{pins_result, Ref, Answer}' comes with the reference that is returned: {@link
 %% rabbitmq_stream_s3_nif:pins_headers/5}.
 -spec headers(context(), rabbitmq_stream_s3_nif:pins_place(), Max :: pos_integer()) -> reference().
 headers(#{dir := Dir}, Place, Max) ->

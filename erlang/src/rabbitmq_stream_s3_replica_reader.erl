@@ -55,7 +55,7 @@ await_offset(Server, Offset, Timeout) when is_integer(Offset), Offset >= 0 ->
 %% nobody here assembles anything. Does not wait for the upload.
 -spec force_cut(gen_server:server_ref() | stream_id()) -> ok | {error, empty}.
 force_cut(Server) ->
-    case call(Server, force_cut, ?FORCE_CUT_TIMEOUT_MS) of
+    case call(Server, {force_cut, moment(?FORCE_CUT_TIMEOUT_MS)}, ?FORCE_CUT_TIMEOUT_MS) of
         ok -> ok;
         {error, _} -> {error, empty}
     end.
@@ -166,7 +166,8 @@ forget(#reader{stream = StreamId, context = Context, writer = Writer}) ->
 release(Reader0) ->
     #reader{drain = Drain, tasks = Tasks, transfers = Transfers} = Reader = ?EFFECTS:answer_trimming(Reader0),
     #reader{persist_timer = Persist, group_timer = Group, resolve_timer = Resolve, age_timer = Age} = Reader,
-    #reader{retention_timer = Retention} = Reader,
+    #reader{retention_timer = Retention, forced = Forced} = Reader,
+    _ = [gen_server:reply(From, {error, empty}) || {From, _To, _Until} <- Forced],
     _ = Drain =/= none andalso ?DRAIN:close(Drain),
     _ = [erlang:cancel_timer(Timer) || Timer <- [Persist, Group, Resolve, Retention], Timer =/= none],
     _ = Age =/= none andalso erlang:cancel_timer(element(1, Age)),
@@ -181,6 +182,7 @@ release(Reader0) ->
         paused = false,
         gap = none,
         cut = queue:new(),
+        forced = [],
         age_timer = none,
         persist_timer = none,
         group_timer = none,
@@ -212,16 +214,12 @@ handle_call(pause_changed, From, #reader{phase = running} = Reader) ->
     noreply(?EFFECTS:resume(Reader));
 handle_call(pause_changed, _From, Reader) ->
     {reply, ok, Reader};
-handle_call(force_cut, From, #reader{phase = running, stream = StreamId} = Reader) ->
+handle_call({force_cut, Until}, From, #reader{phase = running, stream = StreamId} = Reader) ->
     case rabbitmq_stream_s3_pause:since(StreamId) of
-        none ->
-            {Result, Next} = ?EFFECTS:force_cut(Reader),
-            gen_server:reply(From, Result),
-            noreply(Next);
-        {_By, _Since} ->
-            {reply, {error, empty}, Reader}
+        none -> noreply(?EFFECTS:force_cut(From, Until, Reader));
+        {_By, _Since} -> {reply, {error, empty}, Reader}
     end;
-handle_call(force_cut, _From, Reader) ->
+handle_call({force_cut, _Until}, _From, Reader) ->
     {reply, {error, empty}, Reader};
 handle_call(status, _From, Reader) ->
     {reply, {ok, status_map(Reader)}, Reader}.
@@ -269,7 +267,7 @@ other({'EXIT', _Pid, Reason}, Reader) ->
 other({timeout, _CancelledTooLate, _}, Reader) ->
     {noreply, Reader};
 other({pins_result, _Ref, _Answer} = Message, #reader{phase = running} = Reader) ->
-    noreply(?EFFECTS:pinned(Message, Reader));
+    noreply(?EFFECTS:headers(Message, Reader));
 other({pins_result, _Ref, _OfADrainGivenUp}, Reader) ->
     {noreply, Reader};
 other(Message, Reader) ->
@@ -282,13 +280,8 @@ listened(Message, #reader{phase = Phase} = Reader) ->
         false -> {noreply, Reader}
     end.
 
-noreply(#reader{verdict = continue, phase = running, gap = {gap, _, _}} = Reader) ->
-    case ?EFFECTS:settle(Reader) of
-        #reader{verdict = continue} = Next -> {noreply, publish(Next)};
-        Next -> noreply(Next)
-    end;
-noreply(#reader{verdict = continue, phase = running, flush = To} = Reader) when To =/= none ->
-    case ?EFFECTS:flush(Reader) of
+noreply(#reader{verdict = continue, phase = running} = Reader) ->
+    case ?EFFECTS:bring_on(Reader) of
         #reader{verdict = continue} = Next -> {noreply, publish(Next)};
         Next -> noreply(Next)
     end;

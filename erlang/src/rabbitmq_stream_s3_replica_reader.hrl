@@ -45,6 +45,8 @@
     cut = queue:new() :: queue:queue(non_neg_integer()),
     %% Everything below this offset is to be cut and persisted without waiting for more.
     flush = none :: none | non_neg_integer(),
+    %% Who has asked for a cut: it comes when everything below the offset is drained, or cannot be. Nobody waits beyond the moment (monotonic ms).
+    forced = [] :: [{gen_server:from(), To :: non_neg_integer(), Until :: integer()}],
     age_timer = none :: none | {reference(), Since :: integer()},
     persist_timer = none :: none | reference(),
     group_timer = none :: none | reference(),

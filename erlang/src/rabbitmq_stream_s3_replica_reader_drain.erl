@@ -7,7 +7,7 @@
 -export([open/2, turn/1, answered/2, cut/1, close/1, next_offset/1, since/1, info/1]).
 -export_type([state/0]).
 
-%% Headers read in one turn: a fraction of a millisecond when they are in the page cache.
+%% Headers of one turn, read by one job of the native library: a fraction of a millisecond when they are in the page cache.
 -define(BATCH, 128).
 
 -type offset() :: non_neg_integer().

@@ -5,7 +5,7 @@
 -include("rabbitmq_stream_s3.hrl").
 -include("rabbitmq_stream_s3_replica_reader.hrl").
 
--export([start/3, drain/1, announced/1, pinned/2, settle/1, resume/1, flush/1, force_cut/1, too_old/1, tick/1, await/2]).
+-export([start/3, drain/1, announced/1, headers/2, bring_on/1, resume/1, force_cut/3, too_old/1, tick/1, await/2]).
 -export([transferred/2, persisted/2, grouped/2, upload_group/3]).
 -export([retain/1, retained/2, trimmed/2, answer_trimming/1]).
 
@@ -14,9 +14,6 @@
 -define(TASKS, rabbitmq_stream_s3_replica_reader_tasks).
 -define(TRANSFERS, rabbitmq_stream_s3_replica_reader_transfers).
 
-%% Turns of the drain that a forced cut takes first: so all that had been committed before the call is in the fragment,
-%% unless the reader is far behind.
--define(FORCE_CUT_TURNS, 16).
 %% How long chunks gather before they are drained.
 -define(DRAIN_DELAY_MS, 50).
 %% Those who wait for an offset wait for it.
@@ -74,9 +71,9 @@ announced(Reader) ->
     _ = erlang:send_after(?DRAIN_DELAY_MS, self(), drain),
     Reader#reader{draining = true}.
 
-%% @doc Takes what the native library answers about pinned segments.
--spec pinned(term(), reader()) -> reader().
-pinned(Message, #reader{drain = Drain} = Reader) ->
+%% @doc Takes the headers that the native library has read.
+-spec headers(term(), reader()) -> reader().
+headers(Message, #reader{drain = Drain} = Reader) ->
     case ?DRAIN:answered(Message, Drain) of
         {more, Next} -> go_on(Reader#reader{drain = Next});
         {error, Reason, Next} -> drain_failed(Reason, Reader#reader{drain = Next});
@@ -128,8 +125,7 @@ first_gap(Gap, none) -> Gap;
 first_gap({gap, At, _}, {gap, Before, _} = Gap) when Before =< At -> Gap;
 first_gap(Gap, _Later) -> Gap.
 
-%% @doc Resolves anew because of a gap, as soon as all that lies in front of it is persisted. To be called whenever something has happened.
--spec settle(reader()) -> reader().
+%% Resolves anew because of a gap, as soon as all that lies in front of it is persisted.
 settle(#reader{gap = {gap, At, _}, core = Core, transfers = Transfers, discarded = Discarded} = Reader) ->
     case ?TRANSFERS:any_before(At, Transfers) orelse ?CORE:format_state(Core) of
         true -> Reader;
@@ -161,28 +157,51 @@ cut(#{next_offset := Next, size := Size} = Meta, #reader{core = Core0, cut = Cut
     {Core, _Ref, Effects} = ?CORE:fragment_cut(Meta, Core0),
     perform_all({Core, Effects}, watch_age(Reader#reader{cut = queue:in(Next, Cut), cut_early = false})).
 
-%% @doc Drains what is committed by now, within bounds, and ends the fragment there.
--spec force_cut(reader()) -> {ok | {error, empty}, reader()}.
-force_cut(Reader) ->
-    force_cut(?FORCE_CUT_TURNS, {error, empty}, Reader).
-
-force_cut(Turns, Result, #reader{drain = Drain} = Reader) when Turns > 0 ->
-    case has_room(Reader) andalso ?DRAIN:turn(Drain) of
-        false -> force_cut(0, Result, Reader);
-        {cut, Meta, Next} -> force_cut(Turns - 1, ok, cut(Meta, Reader#reader{drain = Next}));
-        {more, Next} -> force_cut(Turns - 1, Result, Reader#reader{drain = Next});
-        {EndOrWait, Next} when EndOrWait =:= end_of_log; EndOrWait =:= wait -> force_cut(0, Result, Reader#reader{drain = Next});
-        {error, Reason, Next} -> {Result, drain_failed(Reason, Reader#reader{drain = Next})}
-    end;
-force_cut(0, Result, #reader{drain = Drain} = Reader) ->
-    case ?DRAIN:cut(Drain) of
-        {cut, Meta, Next} -> {ok, go_on(cut(Meta, Reader#reader{drain = Next}))};
-        empty -> {Result, go_on(Reader)}
+%% @doc Takes a request to end the fragment that is being assembled with what is committed by now, which is answered with `ok' when
+%% that has happened, or with `{error, empty}', at once if nothing is committed that is not cut.
+-spec force_cut(gen_server:from(), Until :: integer(), reader()) -> reader().
+force_cut(From, Until, #reader{context = Context, drain = Drain, forced = Forced} = Reader) ->
+    To = rabbitmq_stream_s3_log:committed_chunk_id(Context) + 1,
+    case ?DRAIN:info(Drain) of
+        #{range := {First, _}} when First >= To ->
+            ok = gen_server:reply(From, {error, empty}),
+            Reader;
+        #{} ->
+            self() ! drain,
+            Reader#reader{draining = true, forced = Forced ++ [{From, To, Until}]}
     end.
 
-%% @doc Brings a flush on: ends the fragment that has the last of what is to be flushed as soon as that is drained, and has it
-%% persisted as soon as it is uploaded. To be called whenever something has happened.
--spec flush(reader()) -> reader().
+forced(#reader{verdict = continue, forced = [{From, To, Until} | Others], drain = Drain} = Reader0) ->
+    #{range := {First, Next}} = ?DRAIN:info(Drain),
+    case First < To andalso Next < To andalso has_room(Reader0) andalso now_monotonic() < Until of
+        true ->
+            Reader0;
+        false ->
+            {Result, Reader} = end_forced(First >= To, Reader0#reader{forced = Others}),
+            ok = gen_server:reply(From, Result),
+            forced(Reader)
+    end;
+forced(Reader) ->
+    Reader.
+
+%% The fragment has ended meanwhile, because of its size; or all of it is drained, or the drain does not go on: then what there is is cut.
+end_forced(true, Reader) ->
+    {ok, Reader};
+end_forced(false, #reader{stream = StreamId, drain = Drain} = Reader) ->
+    case rabbitmq_stream_s3_pause:since(StreamId) =:= none andalso ?DRAIN:cut(Drain) of
+        {cut, Meta, Next} -> {ok, go_on(cut(Meta, Reader#reader{drain = Next}))};
+        empty -> {{error, empty}, Reader};
+        false -> {{error, empty}, Reader}
+    end.
+
+%% @doc Brings on what waits for something else: to be called whenever something has happened.
+-spec bring_on(reader()) -> reader().
+bring_on(#reader{gap = none} = Reader) -> forced(flush(Reader));
+bring_on(Reader) -> forced(settle(Reader)).
+
+%% Ends the fragment that has the last of what is to be flushed as soon as that is drained, and has it persisted as soon as it is uploaded.
+flush(#reader{flush = none} = Reader) ->
+    Reader;
 flush(#reader{flush = To, core = Core} = Reader) ->
     case ?CORE:format_state(Core) of
         #{persisted_next_offset := Persisted} when Persisted >= To -> Reader#reader{flush = none};

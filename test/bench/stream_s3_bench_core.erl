@@ -102,22 +102,32 @@ log_reads(Context, Max, Assembly) ->
     log_turns(Reader, Max, Assembly).
 
 log_turns(Reader0, Max, Assembly) ->
-    {Chunks, More, Reader} = rabbitmq_stream_s3_log:read(Reader0, Max),
-    Next =
-        case Assembly of
-            none -> none;
-            _ -> element(1, ?ASSEMBLY:add_chunks(Chunks, Assembly))
-        end,
-    case More of
-        more -> log_turns(Reader, Max, Next);
-        end_of_log -> ok = rabbitmq_stream_s3_log:close(Reader)
+    case rabbitmq_stream_s3_log:read(Reader0, Max) of
+        {[], wait, Reader} -> log_turns(answered(Reader), Max, Assembly);
+        {[], end_of_log, Reader} -> ok = rabbitmq_stream_s3_log:close(Reader);
+        {_Chunks, more, Reader} when Assembly =:= none -> log_turns(Reader, Max, none);
+        {Chunks, more, Reader} -> log_turns(Reader, Max, element(1, ?ASSEMBLY:add_chunks(Chunks, Assembly)))
+    end.
+
+answered(Reader) ->
+    receive
+        {pins_result, _, _} = Message ->
+            {ok, Next} = rabbitmq_stream_s3_log:answered(Message, Reader),
+            Next
     end.
 
 chunks_of(Context) ->
-    {ok, Reader0} = rabbitmq_stream_s3_log:open(Context, 0),
-    {Chunks, end_of_log, Reader} = rabbitmq_stream_s3_log:read(Reader0, 1 bsl 30),
-    ok = rabbitmq_stream_s3_log:close(Reader),
-    Chunks.
+    {ok, Reader} = rabbitmq_stream_s3_log:open(Context, 0),
+    chunks_of(Reader, []).
+
+chunks_of(Reader0, Acc) ->
+    case rabbitmq_stream_s3_log:read(Reader0, 1000) of
+        {[], wait, Reader} -> chunks_of(answered(Reader), Acc);
+        {Chunks, more, Reader} -> chunks_of(Reader, [Chunks | Acc]);
+        {[], end_of_log, Reader} ->
+            ok = rabbitmq_stream_s3_log:close(Reader),
+            lists:append(lists:reverse(Acc))
+    end.
 
 add_batches(Batches, Assembly) ->
     lists:foldl(

@@ -113,12 +113,12 @@ chunks_are_read_in_order_and_their_positions_give_their_bytes(Config) ->
 a_read_takes_no_more_than_it_was_asked_for(Config) ->
     ok = write_chunks(Config, lists:duplicate(10, 1)),
     {ok, Reader0} = ?LOG:open(context(Config), 0),
-    {Three, more, Reader1} = ?LOG:read(Reader0, 3),
+    {Three, more, Reader1} = read(Reader0, 3),
     ?assertEqual([0, 1, 2], ids(Three)),
     ?assertEqual(3, ?LOG:next_offset(Reader1)),
-    {Rest, end_of_log, Reader2} = ?LOG:read(Reader1, 100),
+    {Rest, end_of_log, Reader2} = read(Reader1, 100),
     ?assertEqual(lists:seq(3, 9), ids(Rest)),
-    ?assertMatch({[], end_of_log, _}, ?LOG:read(Reader2, 100)),
+    ?assertMatch({[], end_of_log, _}, read(Reader2, 100)),
     ok = ?LOG:close(Reader2).
 
 reading_begins_in_the_middle_of_a_segment(Config) ->
@@ -133,9 +133,9 @@ reading_begins_in_the_middle_of_a_segment(Config) ->
 reading_begins_at_the_end_of_the_log(Config) ->
     ok = write_chunks(Config, [2, 2]),
     {ok, Reader0} = ?LOG:open(context(Config), 4),
-    {[], end_of_log, Reader1} = ?LOG:read(Reader0, 10),
+    {[], end_of_log, Reader1} = read(Reader0, 10),
     ok = write_chunks(Config, [2]),
-    {[Chunk], end_of_log, Reader2} = ?LOG:read(Reader1, 10),
+    {[Chunk], end_of_log, Reader2} = read(Reader1, 10),
     ?assertMatch(#{chunk_id := 4, num_records := 2, segment_offset := 0}, Chunk),
     ok = ?LOG:close(Reader2).
 
@@ -155,15 +155,15 @@ nothing_beyond_the_committed_chunk_is_handed_out(Config) ->
     %% As a writer whose replicas are behind has it; -1 is what a new writer begins with.
     ok = osiris_log_shared:set_committed_chunk_id(Shared, -1),
     {ok, Reader0} = ?LOG:open(Context, 0),
-    {[], end_of_log, Reader1} = ?LOG:read(Reader0, 10),
+    {[], end_of_log, Reader1} = read(Reader0, 10),
     ?assertEqual(0, ?LOG:next_offset(Reader1)),
     ok = osiris_log_shared:set_committed_chunk_id(Shared, 3),
-    {Two, end_of_log, Reader2} = ?LOG:read(Reader1, 10),
+    {Two, end_of_log, Reader2} = read(Reader1, 10),
     ?assertEqual([0, 3], ids(Two)),
     ?assertEqual(6, ?LOG:next_offset(Reader2)),
-    ?assertMatch({[], end_of_log, _}, ?LOG:read(Reader2, 10)),
+    ?assertMatch({[], end_of_log, _}, read(Reader2, 10)),
     ok = osiris_log_shared:set_committed_chunk_id(Shared, 6),
-    {Last, end_of_log, Reader3} = ?LOG:read(Reader2, 10),
+    {Last, end_of_log, Reader3} = read(Reader2, 10),
     ?assertEqual([6], ids(Last)),
     ok = ?LOG:close(Reader3).
 
@@ -171,7 +171,7 @@ reading_goes_on_behind_a_gap_with_the_chunk_that_is_there(Config) ->
     ok = write_chunks(Config, lists:duplicate(60, 3)),
     #{dir := Dir, shared := Shared} = Context = context(Config),
     {ok, Reader0} = ?LOG:open(Context, 0),
-    {_, more, Reader1} = ?LOG:read(Reader0, 2),
+    {_, more, Reader1} = read(Reader0, 2),
     [_, Second, Third | _] = osiris_log:sorted_index_files(Dir),
     [ok = file:delete(F) || F <- [Second, segment(Second)]],
     Next = binary_to_integer(unicode:characters_to_binary(filename:basename(Third, ".index"))),
@@ -256,12 +256,33 @@ read_all(Context, Offset) ->
 
 %% In steps of an odd size, so that steps end anywhere.
 read_all(Reader0) ->
-    case ?LOG:read(Reader0, 7) of
+    case read(Reader0, 7) of
         {Chunks, more, Reader} ->
             Chunks ++ read_all(Reader);
         {Chunks, end_of_log, Reader} ->
             ok = ?LOG:close(Reader),
             Chunks
+    end.
+
+%% As many chunks as were asked for, if there are so many: waits for what the native library reads.
+read(Reader, Max) ->
+    read(Reader, Max, []).
+
+read(Reader, Max, Chunks) when length(Chunks) =:= Max ->
+    {Chunks, more, Reader};
+read(Reader0, Max, Chunks) ->
+    case ?LOG:read(Reader0, Max - length(Chunks)) of
+        {More, more, Reader} -> read(Reader, Max, Chunks ++ More);
+        {[], end_of_log, Reader} -> {Chunks, end_of_log, Reader};
+        {[], wait, Reader} -> read(answered(Reader), Max, Chunks)
+    end.
+
+answered(Reader0) ->
+    receive
+        {pins_result, _, _} = Message ->
+            {ok, Reader} = ?LOG:answered(Message, Reader0),
+            Reader
+    after ?TIMEOUT -> error(no_answer)
     end.
 
 ids(Chunks) -> [Id || #{chunk_id := Id} <- Chunks].

@@ -30,8 +30,14 @@ all() ->
         a_range_is_unresolved_then_empty_then_grows,
         each_record_is_tiered_however_it_meets_the_listener,
         commits_are_gathered_before_they_are_drained,
+        a_majority_decides_what_is_drained,
+        segments_that_are_not_pinned_are_drained_one_after_the_other,
         a_fragment_is_cut_at_its_age,
         a_forced_cut_of_nothing_is_empty,
+        a_forced_cut_has_all_that_is_committed_when_it_is_asked_for,
+        all_who_force_a_cut_are_answered,
+        who_forces_a_cut_is_answered_when_the_reader_resolves_anew,
+        who_forces_a_cut_is_answered_when_no_more_may_be_in_flight,
         awaiting_ends_with_the_offset_the_time_or_the_reader,
         no_more_fragments_are_in_flight_than_allowed,
         a_reader_that_is_killed_goes_on_where_the_manifest_ends,
@@ -72,7 +78,7 @@ end_per_testcase(_Case, Config) ->
     ok = stream_s3_logs:stop(?config(logs, Config)),
     ok = osiris:delete_cluster(?config(conf, Config)),
     stream_s3_world:set(maps:merge(?ENV, #{
-        max_in_flight_fragments => 8, fragment_max_age_ms => 600000, persist_timeout_ms => 60000
+        max_in_flight_fragments => 8, fragment_max_age_ms => 600000, persist_timeout_ms => 60000, pinned_segment_bytes => 1 bsl 31
     })).
 
 %% --- draining --------------------------------------------------------------------------------------------------------
@@ -139,6 +145,36 @@ counted(Message, N) ->
         false -> N
     end.
 
+a_majority_decides_what_is_drained(Config) ->
+    Stream = ?config(stream, Config),
+    Writer = start_stream(Config),
+    write(Writer, 0, 10),
+    assert_tiered(Config, Writer),
+    ok = rabbitmq_stream_s3:pause(Stream),
+    write(Writer, 10, 90),
+    #{shared := Shared} = osiris_util:get_reader_context(Writer),
+    Committed = osiris_log_shared:committed_chunk_id(Shared),
+    %% As if the replicas were behind: chunk 15 is the last one that a majority has, in the middle of what is read at once.
+    ok = osiris_log_shared:set_committed_chunk_id(Shared, 15),
+    ok = rabbitmq_stream_s3:resume(Stream),
+    ok = stream_s3_world:settle(Stream, 16, ?TIMEOUT),
+    ?assertEqual({error, empty}, ?READER:force_cut(Stream)),
+    ?assertEqual({0, 16}, rabbitmq_stream_s3:get_range(Stream)),
+    ok = osiris_log_shared:set_committed_chunk_id(Shared, Committed),
+    write(Writer, 100, 1),
+    assert_tiered(Config, Writer).
+
+segments_that_are_not_pinned_are_drained_one_after_the_other(Config) ->
+    ok = stream_s3_world:set(#{pinned_segment_bytes => 0}),
+    Writer = start_stream(Config),
+    ok = ?READER:await_offset(?config(stream, Config), 0),
+    #{segments := Elsewhere} = rabbitmq_stream_s3_pins:info(),
+    write(Writer, 0, 200),
+    assert_tiered(Config, Writer),
+    #{segments := Segments} = stream_s3_chunks:of_log(stream_s3_osiris:dir(Writer)),
+    ?assert(length(Segments) > 5),
+    ?assertMatch(#{segments := Elsewhere}, rabbitmq_stream_s3_pins:info()).
+
 a_fragment_is_cut_at_its_age(Config) ->
     ok = stream_s3_world:set(#{fragment_max_age_ms => 50}),
     Writer = start_stream(Config),
@@ -157,6 +193,76 @@ a_forced_cut_of_nothing_is_empty(Config) ->
     ?assertEqual(ok, ?READER:force_cut(Stream)),
     ?assertEqual({error, empty}, ?READER:force_cut(Stream)),
     ?assertEqual(ok, ?READER:await_offset(rabbitmq_stream_s3_registry:whereis(Stream), 1)).
+
+%% However many headers have to be read before.
+a_forced_cut_has_all_that_is_committed_when_it_is_asked_for(Config) ->
+    Stream = ?config(stream, Config),
+    ok = stream_s3_world:set(#{fragment_target_size => 1 bsl 26}),
+    Writer = start_stream(Config),
+    ok = ?READER:await_offset(Stream, 0),
+    Reader = rabbitmq_stream_s3_registry:whereis(Stream),
+    ok = sys:suspend(Reader),
+    write(Writer, 0, 1000),
+    Asked = force_cut(Stream),
+    ok = sys:resume(Reader),
+    ?assertEqual(ok, answer(Asked)),
+    ?assertEqual(ok, ?READER:await_offset(Stream, 1000, ?TIMEOUT)),
+    {Pointer, _} = stream_s3_world:pointer(Stream),
+    {_, Fragments} = stream_s3_bucket:fragments(?config(bucket, Config), Stream, Pointer),
+    ?assertMatch([_], Fragments).
+
+all_who_force_a_cut_are_answered(Config) ->
+    {_Reader, Answers} = forced(Config, fun(_) -> ok end),
+    ?assertEqual([ok, ok], Answers),
+    ?assertEqual(ok, ?READER:await_offset(?config(stream, Config), 1, ?TIMEOUT)).
+
+who_forces_a_cut_is_answered_when_the_reader_resolves_anew(Config) ->
+    {Reader, Answers} = forced(Config, fun ?READER:resolve_anew/1),
+    ?assertEqual([{error, empty}, {error, empty}], Answers),
+    ?assertMatch(#reader{forced = []}, sys:get_state(Reader)),
+    ?assertEqual(Reader, rabbitmq_stream_s3_registry:whereis(?config(stream, Config))),
+    ok = stream_s3_world:settle(?config(stream, Config), 1, ?TIMEOUT).
+
+%% Two ask, and something else happens before the reader comes to read a header.
+forced(Config, Then) ->
+    Stream = ?config(stream, Config),
+    Writer = start_stream(Config),
+    ok = ?READER:await_offset(Stream, 0),
+    Reader = rabbitmq_stream_s3_registry:whereis(Stream),
+    eventually({true, false}, fun() ->
+        #reader{listening = Listening, draining = Draining} = sys:get_state(Reader),
+        {Listening, Draining}
+    end),
+    ok = sys:suspend(Reader),
+    write(Writer, 0, 1),
+    Asked = [force_cut(Stream), force_cut(Stream)],
+    ok = Then(Reader),
+    ok = sys:resume(Reader),
+    {Reader, [answer(One) || One <- Asked]}.
+
+who_forces_a_cut_is_answered_when_no_more_may_be_in_flight(Config) ->
+    Stream = ?config(stream, Config),
+    ok = stream_s3_world:set(#{max_in_flight_fragments => 1}),
+    Writer = start_stream(Config),
+    ok = ?READER:await_offset(Stream, 0),
+    with_store_out_of_order(Config, fun() ->
+        write(Writer, 0, 100),
+        _ = stream_s3_logs:await(?config(logs, Config), ["^stream ", Stream, ": uploading fails"], ?TIMEOUT),
+        ?assertEqual({error, empty}, ask_for_cut(rabbitmq_stream_s3_registry:whereis(Stream)))
+    end),
+    assert_tiered(Config, Writer).
+
+%% Answers when the reader has the request.
+force_cut(Stream) ->
+    Reader = rabbitmq_stream_s3_registry:whereis(Stream),
+    {message_queue_len, Before} = process_info(Reader, message_queue_len),
+    Asked = spawn_monitor(fun() -> exit({answer, ask_for_cut(Reader)}) end),
+    eventually(true, fun() -> process_info(Reader, message_queue_len) > {message_queue_len, Before} end),
+    Asked.
+
+%% The reader has all the time in the world, so an answer that does not come is none.
+ask_for_cut(Reader) ->
+    gen_server:call(Reader, {force_cut, erlang:monotonic_time(millisecond) + 3600000}, ?TIMEOUT).
 
 awaiting_ends_with_the_offset_the_time_or_the_reader(Config) ->
     Stream = ?config(stream, Config),

@@ -133,7 +133,7 @@ fn pins_identity(
     Ok(atoms::ok())
 }
 
-/// Chunks of a pinned segment. Microseconds.
+/// Chunks of a segment, pinned or not. Microseconds.
 #[rustler::nif]
 fn pins_headers<'a>(
     dir: Term<'a>,

@@ -305,6 +305,57 @@ async fn what_no_pinned_segment_has_is_not_pinned() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_segment_that_is_not_pinned_is_read_until_it_is_deleted() {
+    let executor = Executor::current().expect("threads");
+    let log = three_segments();
+    let place = Place::Position {
+        segment: Offset(15),
+        position: log.chunks[4].position,
+        offset: log.chunks[4].chunk_id,
+    };
+    let (chunks, end) = read_on(&executor, &log, place, 9).await;
+    assert_eq!(chunks, log.chunks[4..6]);
+    let (none, next) = read_on(&executor, &log, end, 9).await;
+    assert_eq!((none.as_slice(), next), (&[] as &[Chunk], end));
+    unlink(&log, 15);
+    for place in [place, end] {
+        let headers = executor
+            .pins()
+            .headers(&executor, log.dir.path(), place, 9)
+            .await;
+        assert_eq!(headers.expect("readable"), Headers::NotPinned);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chunk_that_is_being_written_is_read_when_all_of_it_is_there() {
+    let executor = Executor::current().expect("threads");
+    let log = three_segments();
+    let (file, last) = (log.file(Offset(30)), &log.chunks[8]);
+    let whole = fs::read(&file).expect("a file");
+    let position = |bytes: u64| usize::try_from(bytes).expect("small");
+    let mut place = Place::Position {
+        segment: Offset(30),
+        position: log.chunks[7].position,
+        offset: log.chunks[7].chunk_id,
+    };
+    // Its header in part, its header, all but its last byte.
+    for there in [
+        last.position + 20,
+        last.position + 48,
+        last.next_position - 1,
+    ] {
+        fs::write(&file, &whole[..position(there)]).expect("written");
+        let (chunks, next) = read_on(&executor, &log, place, 9).await;
+        assert!(!chunks.contains(last), "{there}");
+        place = next;
+    }
+    fs::write(&file, &whole).expect("written");
+    let (chunks, _) = read_on(&executor, &log, place, 9).await;
+    assert_eq!(chunks, log.chunks[8..]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_chunk_of_a_deleted_segment_is_told_from_others() {
     let executor = Executor::current().expect("threads");
     let log = three_segments();

@@ -1,7 +1,8 @@
-//! Chunk headers of a segment that is open: what osiris would read, had the file a name.
+//! Chunk headers of segments: what osiris would read, had it batches, and if the file has no name any more.
 
 use std::fs::File;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use stream_s3_core::chunk::{CHUNK_HEADER_SIZE, ChunkHeader, SEGMENT_HEADER};
@@ -34,14 +35,15 @@ pub enum Place {
 /// What reading headers came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Headers {
-    /// Some chunks, in order, and where to go on; none only where the segment ends: what follows is in another one.
+    /// Some chunks, in order, committed or not, and where to go on; none only where the segment ends, for now or because what follows is in
+    /// another one.
     Chunks {
         /// As the fragment assembly takes them.
         chunks: Vec<Chunk>,
         /// Behind them.
         next: Place,
     },
-    /// No pinned segment has a chunk with this id.
+    /// No pinned segment has a chunk with this id, or the segment that the place names is neither pinned nor there.
     NotPinned,
 }
 
@@ -111,6 +113,16 @@ impl Walk {
         }
         Ok(false)
     }
+}
+
+/// A segment that is not pinned; `None`: it is deleted.
+pub(super) async fn open(executor: &Executor, path: PathBuf) -> io::Result<Option<Arc<File>>> {
+    let job = move || match File::open(path) {
+        Ok(file) => Ok(Some(Arc::new(file))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    };
+    run(executor, job).await
 }
 
 /// Offset behind the last record of a segment.

@@ -348,7 +348,8 @@ impl Pins {
         }
     }
 
-    /// The next chunks from `place` on, at most `max`, of one pinned segment. Reads 48 bytes a chunk, on a reader thread.
+    /// The next chunks from `place` on, at most `max`, of one segment. It need not be pinned where the place names it: then it is opened by
+    /// its name, as long as it has one. Reads 48 bytes a chunk, on a reader thread.
     ///
     /// # Errors
     /// The segment cannot be read, or holds what is no chunk.
@@ -359,8 +360,14 @@ impl Pins {
         place: Place,
         max: usize,
     ) -> Result<Headers, io::Error> {
-        match self.holding(dir, place) {
-            Some((segment, file)) => headers::read(executor, file, segment, place, max).await,
+        if let Some((segment, file)) = self.holding(dir, place) {
+            return headers::read(executor, file, segment, place, max).await;
+        }
+        let Place::Position { segment, .. } = place else {
+            return Ok(Headers::NotPinned);
+        };
+        match headers::open(executor, segment_path(dir, segment)).await? {
+            Some(file) => headers::read(executor, file, segment, place, max).await,
             None => Ok(Headers::NotPinned),
         }
     }
