@@ -2,9 +2,12 @@
 """What tiering costs and how fast it is, from a write to osiris to a durable manifest; started by `make bench-path`.
 
 A stream is written to as fast as its writer goes, with the application and without, in turns; then at a rate at which nothing is
-scarce, while the store is away. Each run is a VM of its own. The store is the sink of `make bench-upload`, which throws large bodies
+scarce, while the store is away. Each run is a VM of its own. While the store is away a VM with the application and one without write in
+turns of ten seconds, and the other one is stopped (SIGSTOP): what a machine does beside lasts for minutes, moves a p99 by half, and
+must not fall on one of them alone. Two VMs without the application do the same, which tells what is left of that. The store is the sink of `make bench-upload`, which throws large bodies
 away, so that what is measured is this side. Writes target/bench/path.json and path.svg, prints tables.
-Environment: BENCH_ROUNDS (3), BENCH_GIB (2; written by each run at full rate), BENCH_OUTAGE_S (60; 0 leaves the outages out),
+Environment: BENCH_ROUNDS (3), BENCH_GIB (2; written by each run at full rate), BENCH_OUTAGE_S (60; for so long each VM writes; 0
+leaves the outages out), BENCH_OUTAGE_ROUNDS (2),
 BENCH_OUTAGE_MIB_S (40), BENCH_TMP (where logs lie: /dev/shm where it has room, so that no disk decides; else TMPDIR).
 """
 
@@ -12,12 +15,14 @@ import http.server
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -26,11 +31,16 @@ from bench_upload import FLAVOUR, ROOT, TARGET, certificates, say  # noqa: E402
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 GIB = int(os.environ.get("BENCH_GIB", "2"))
 OUTAGE_S = int(os.environ.get("BENCH_OUTAGE_S", "60"))
+OUTAGE_ROUNDS = int(os.environ.get("BENCH_OUTAGE_ROUNDS", "2"))
 OUTAGE_RATE = int(os.environ.get("BENCH_OUTAGE_MIB_S", "40")) << 20
 
 WITHOUT, WITH = "without", "with"
-BEFORE, AFTER = "without, before", "without, after"
 REFUSED, BLACK_HOLE, BUSY = "refused", "black hole", "503"
+
+TURN_S = 10
+# What has piled up in a VM while it was stopped is not the doing of the store.
+SETTLE_S = 0.5
+PATIENCE_S = 120
 
 
 def main():
@@ -76,17 +86,82 @@ def store_away(work):
     busy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Busy)
     threading.Thread(target=busy.serve_forever, daemon=True).start()
     url = "http://127.0.0.1:{}".format
-    ways = ((BEFORE, "none"), (REFUSED, url(refused)), (BLACK_HOLE, url(silent.getsockname()[1])),
-            (BUSY, url(busy.server_address[1])), (AFTER, "none"))
+    ways = ((WITHOUT, "none"), (REFUSED, url(refused)), (BLACK_HOLE, url(silent.getsockname()[1])),
+            (BUSY, url(busy.server_address[1])))
     found = {way: [] for way, _ in ways}
-    for number in range(1, max(1, ROUNDS - 1) + 1):
+    for number in range(1, OUTAGE_ROUNDS + 1):
         for way, store in ways:
-            run = vm(work, store, OUTAGE_RATE * OUTAGE_S, OUTAGE_RATE, settle=False)
-            found[way].append(run)
-            say(f"store away, round {number}: {way}: p99 {run['write_p99_ms']:.2f} ms")
+            both = pair(work, store, other_first=number % 2 == 0)
+            control, run = both
+            found[way].append(both)
+            say(f"store away, round {number}: {way}: p99 {run['write_p99_ms']:.3f} ms beside {control['write_p99_ms']:.3f} without")
     busy.shutdown()
     silent.close()
     return found
+
+
+def pair(work, store, other_first):
+    """What a VM without the application found, and one with it, in turns. Which one is started first may matter, so that changes, too."""
+    turns = max(1, OUTAGE_S // TURN_S)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        vms = []
+        try:
+            both = (("without", "none"), ("with", store))
+            for name, url in reversed(both) if other_first else both:
+                vms.append(TurnTaker(work / name, url, server, turns))
+            for number in range(turns):
+                for one in vms if number % 2 == 0 else reversed(vms):
+                    one.turn()
+            found = [one.result() for one in vms]
+            return found[::-1] if other_first else found
+        finally:
+            for one in vms:
+                one.end()
+
+
+class TurnTaker:
+    """A VM that writes while it is asked to, and is stopped otherwise."""
+
+    def __init__(self, place, store, server, turns):
+        self.place = place
+        variables = variables_of(place, store, OUTAGE_RATE * OUTAGE_S, OUTAGE_RATE, settle=False)
+        variables |= {"BENCH_TURNS": str(turns), "BENCH_PORT": str(server.getsockname()[1])}
+        self.process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True, process_group=0,
+                                        env={**os.environ, **variables})
+        try:
+            server.settimeout(PATIENCE_S)
+            self.connection, _ = server.accept()
+        except BaseException:
+            self.kill()
+            raise
+        self.connection.settimeout(TURN_S + PATIENCE_S)
+        self.signal(signal.SIGSTOP)
+
+    def signal(self, which):
+        os.killpg(self.process.pid, which)
+
+    def turn(self):
+        self.signal(signal.SIGCONT)
+        time.sleep(SETTLE_S)
+        self.connection.sendall(b"go")
+        if self.connection.recv(4, socket.MSG_WAITALL) != b"done":
+            raise RuntimeError("a VM has ended before its turn did")
+        self.signal(signal.SIGSTOP)
+
+    def result(self):
+        self.signal(signal.SIGCONT)
+        out, _ = self.process.communicate(timeout=PATIENCE_S)
+        return json.loads(out.strip().splitlines()[-1])
+
+    def end(self):
+        self.connection.close()
+        self.kill()
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+        shutil.rmtree(self.place, ignore_errors=True)
 
 
 class Busy(http.server.BaseHTTPRequestHandler):
@@ -112,13 +187,19 @@ def closed_port():
         return server.getsockname()[1]
 
 
+COMMAND = [str(ROOT / ".ci" / "erl"), FLAVOUR, "stream_s3_bench_path", "run"]
+
+
+def variables_of(place, store, size, rate, settle):
+    return {"BENCH_DIR": str(place), "BENCH_STORE": store, "BENCH_BYTES": str(size), "BENCH_RATE": str(rate),
+            "BENCH_SETTLE": "yes" if settle else "no"}
+
+
 def vm(work, store, size, rate, settle):
     place = work / "log"
     try:
-        variables = {"BENCH_DIR": str(place), "BENCH_STORE": store, "BENCH_BYTES": str(size), "BENCH_RATE": str(rate),
-                     "BENCH_SETTLE": "yes" if settle else "no"}
-        command = [str(ROOT / ".ci" / "erl"), FLAVOUR, "stream_s3_bench_path", "run"]
-        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}).stdout
+        variables = variables_of(place, store, size, rate, settle)
+        out = subprocess.run(COMMAND, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}).stdout
         return json.loads(out.strip().splitlines()[-1])
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -165,16 +246,21 @@ def report(full, outages):
 def away(outages):
     if not outages:
         return None
-    p99 = {way: spread(run["write_p99_ms"] for run in runs) for way, runs in outages.items()}
-    plain = [run["write_p99_ms"] for way in (BEFORE, AFTER) for run in outages[way]]
-    limit = max(1.05 * statistics.median(plain), max(plain))
+    ratios = {way: spread(run["write_p99_ms"] / control["write_p99_ms"] for control, run in runs) for way, runs in outages.items()}
+    # Which of two VMs without the application is called the other one is chance.
+    same = max(max(run["write_p99_ms"], control["write_p99_ms"]) / min(run["write_p99_ms"], control["write_p99_ms"])
+               for control, run in outages[WITHOUT])
+    limit = max(1.05, same)
+    stores = (REFUSED, BLACK_HOLE, BUSY)
     return {
-        "seconds": OUTAGE_S, "mib_s": OUTAGE_RATE >> 20, "write_p99_ms": p99,
-        "limit_ms": round(limit, 3),
-        "within": {way: p99[way]["median"] <= limit for way in (REFUSED, BLACK_HOLE, BUSY)},
-        "rss_mib": {way: spread(run["rss_mib"] for run in runs) for way, runs in outages.items()},
-        "cpu_s": {way: spread(run["cpu"] for run in runs) for way, runs in outages.items()},
-        "lag_mib_max": {way: round(max(run["lag_mib_max"] for run in outages[way]), 1) for way in (REFUSED, BLACK_HOLE, BUSY)},
+        "seconds": OUTAGE_S, "mib_s": OUTAGE_RATE >> 20, "ratio": ratios, "limit": round(limit, 3),
+        "write_p99_ms": {way: {"without": spread(control["write_p99_ms"] for control, _ in runs),
+                               "with": spread(run["write_p99_ms"] for _, run in runs)} for way, runs in outages.items()},
+        "within": {way: ratios[way]["median"] <= limit for way in stores},
+        "rss_mib": {way: spread(run["rss_mib"] for _, run in runs) for way, runs in outages.items()},
+        "cpu_s": {way: {"without": spread(control["cpu"] for control, _ in runs),
+                        "with": spread(run["cpu"] for _, run in runs)} for way, runs in outages.items()},
+        "lag_mib_max": {way: round(max(run["lag_mib_max"] for _, run in outages[way]), 1) for way in stores},
     }
 
 
@@ -196,11 +282,12 @@ def tell(result):
           f" of them with fewer fragments in flight than allowed; at most {drain['in_flight_max']} in flight, {drain['lag_mib_max']} MiB behind")
     if result["store_away"]:
         away_ = result["store_away"]
-        print(f"\nstore away for {away_['seconds']} s, {away_['mib_s']} MiB/s written: p99 of write to confirm, ms (limit {away_['limit_ms']})")
+        print(f"\nstore away for {away_['seconds']} s of writing, {away_['mib_s']} MiB/s: p99 of write to confirm, ms, and its ratio to that of the VM"
+              f" without the application in turn with it (limit {away_['limit']})")
         for way, numbers in away_["write_p99_ms"].items():
-            line(way, numbers)
-        for way, numbers in away_["cpu_s"].items():
-            line(f"CPU s, {way}", numbers)
+            line(f"{way}: the VM without", numbers["without"])
+            line(f"{way}: the other", numbers["with"])
+            line(f"{way}: ratio", away_["ratio"][way])
         print(f"within the limit: {away_['within']}; behind at the end, MiB: {away_['lag_mib_max']}")
 
 
@@ -208,7 +295,8 @@ def svg(result):
     """Bars: CPU seconds a GiB, and the p99 of a write while the store is away; the line is the range."""
     rows = [("CPU s/GiB", way, numbers) for way, numbers in result["cpu_s_per_gib"].items()]
     if result["store_away"]:
-        rows += [("p99 ms, store", way, numbers) for way, numbers in result["store_away"]["write_p99_ms"].items()]
+        rows += [("p99 ms, store away", way if which == "with" else f"without, beside {way}", numbers)
+                 for way, both in result["store_away"]["write_p99_ms"].items() for which, numbers in both.items()]
     parts, y = [], 30
     for title, way, numbers in rows:
         top = max(other["max"] for kind, _, other in rows if kind == title) or 1

@@ -18,7 +18,8 @@
 -define(TIMEOUT, 300000).
 
 %% @doc BENCH_STORE=none or the URL of a store; BENCH_BYTES to write; BENCH_RATE in bytes a second, 0: as fast as it goes; BENCH_SETTLE=yes
-%% waits until all is tiered.
+%% waits until all is tiered. BENCH_TURNS, if set, is in how many turns it is written: each begins with what comes from BENCH_PORT, a port
+%% on this machine, and is told of there when it ends.
 -spec run() -> ok.
 run() ->
     ok = logger:set_primary_config(level, none),
@@ -30,7 +31,7 @@ run() ->
     Bytes = number("BENCH_BYTES"),
     Samplers = samplers(Tiered, Writer),
     {Cpu0, Began} = {cpu(), now_us()},
-    Latencies = write(Writer, Bytes div ?RECORD, number("BENCH_RATE")),
+    Latencies = in_turns(os:getenv("BENCH_TURNS"), Writer, Bytes div ?RECORD, number("BENCH_RATE")),
     Written = now_us(),
     Watched = stop(Samplers),
     ok = settle(Tiered, Writer, os:getenv("BENCH_SETTLE")),
@@ -78,6 +79,19 @@ stop_application(false) -> ok;
 stop_application(true) -> stream_s3_world:stop_application().
 
 %% --- the load --------------------------------------------------------------------------------------------------------
+
+in_turns(false, Writer, Count, Rate) ->
+    write(Writer, Count, Rate);
+in_turns(Turns, Writer, Count, Rate) ->
+    N = list_to_integer(Turns),
+    {ok, Socket} = gen_tcp:connect({127, 0, 0, 1}, number("BENCH_PORT"), [binary, {active, false}, {nodelay, true}]),
+    lists:append([in_turn(Socket, Writer, Count div N, Rate) || _ <- lists:seq(1, N)]).
+
+in_turn(Socket, Writer, Count, Rate) ->
+    {ok, <<"go">>} = gen_tcp:recv(Socket, 2),
+    Latencies = write(Writer, Count, Rate),
+    ok = gen_tcp:send(Socket, <<"done">>),
+    Latencies.
 
 %% Microseconds from a write to its confirmation, of some of them.
 write(Writer, Count, Rate) ->
