@@ -79,20 +79,26 @@ reader(StreamId) ->
         Pid -> [{StreamId, Pid}]
     end.
 
-%% @doc {@link flush/2} of each stream that is tiered from this node, all at once and within a minute.
--spec flush() -> [{stream_id(), ok | {error, timeout | reader_down | paused | unresolved}}].
+%% @doc {@link flush/2} of each stream that is tiered from this node, all at once and within a minute, those included that were declared
+%% a moment ago. Another error than that of a stream is one of {@link reconcile/0}: what else is to be flushed is not known.
+-spec flush() -> [{stream_id(), ok | {error, timeout | reader_down | paused}}] | {error, term()}.
 flush() ->
-    rabbitmq_stream_s3_replica_reader:flush_all(rabbitmq_stream_s3_registry:list(), ?FLUSH_TIMEOUT_MS).
+    case reconcile() of
+        ok -> rabbitmq_stream_s3_replica_reader:flush_all(rabbitmq_stream_s3_registry:list(), ?FLUSH_TIMEOUT_MS);
+        {error, _} = Error -> Error
+    end.
 
 %% @doc {@link flush/2} with a limit of one minute.
--spec flush(stream_id()) -> ok | {error, timeout | reader_down | paused | unresolved}.
+-spec flush(stream_id()) -> ok | {error, timeout | reader_down | paused}.
 flush(StreamId) ->
     flush(StreamId, ?FLUSH_TIMEOUT_MS).
 
 %% @doc Cuts, uploads and persists all that is committed now: {@link rabbitmq_stream_s3_replica_reader:flush/2}. The limit is in
-%% milliseconds.
--spec flush(stream_id(), timeout()) -> ok | {error, timeout | reader_down | paused | unresolved}.
+%% milliseconds, and begins when the stream's reader has been found.
+-spec flush(stream_id(), timeout()) -> ok | {error, timeout | reader_down | paused}.
 flush(StreamId, Timeout) when is_binary(StreamId) ->
+    %% A stream that was declared a moment ago has none. Where there is none then either, for whatever reason, the answer is that.
+    _ = rabbitmq_stream_s3_registry:whereis(StreamId) =:= undefined andalso reconcile(),
     rabbitmq_stream_s3_replica_reader:flush(StreamId, Timeout).
 
 %% @doc Looks for streams that are not tiered yet: {@link rabbitmq_stream_s3_reconciler:reconcile/0}.

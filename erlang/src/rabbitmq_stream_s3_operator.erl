@@ -110,8 +110,11 @@ local(pause, [Id]) -> marked(pause, rabbitmq_stream_s3:pause(Id));
 local(resume, [node, _Timeout]) -> marked(resume, rabbitmq_stream_s3:resume());
 local(resume, [Id]) -> marked(resume, rabbitmq_stream_s3:resume(Id));
 local(flush, [node, _Timeout]) ->
-    Flushed = rabbitmq_stream_s3:flush(),
-    {ok, #{streams => [#{stream => Id, result => flushed(Result)} || {Id, Result} <- Flushed]}};
+    case rabbitmq_stream_s3:flush() of
+        {error, not_running} -> not_running();
+        {error, Reason} -> {error, failed, text("which streams are to be tiered could not be found out: ~0tP", [Reason, 20])};
+        Flushed -> {ok, #{streams => [#{stream => Id, result => flushed(Result)} || {Id, Result} <- Flushed]}}
+    end;
 local(flush, [Id, Timeout]) ->
     case rabbitmq_stream_s3:flush(Id, Timeout) of
         ok -> {ok, #{streams => [#{stream => Id, result => flushed(ok)}]}};
@@ -119,7 +122,9 @@ local(flush, [Id, Timeout]) ->
     end.
 
 marked(Command, ok) -> {ok, #{result => done(Command)}};
-marked(_Command, {error, not_running}) -> {error, failed, <<"the plugin does not run on this node">>}.
+marked(_Command, {error, not_running}) -> not_running().
+
+not_running() -> {error, failed, <<"the plugin does not run on this node">>}.
 
 done(pause) -> <<"paused">>;
 done(resume) -> <<"resumed">>.
@@ -127,8 +132,7 @@ done(resume) -> <<"resumed">>.
 flushed(ok) -> <<"all that was committed is tiered">>;
 flushed({error, timeout}) -> <<"not done in time; it goes on, and the status says what stands in the way">>;
 flushed({error, reader_down}) -> <<"it is not tiered from this node, or was just interrupted">>;
-flushed({error, paused}) -> <<"it is paused">>;
-flushed({error, unresolved}) -> <<"it is not known yet what is tiered">>.
+flushed({error, paused}) -> <<"it is paused">>.
 
 %% @doc Whether tiering goes on on this node: not where the store cannot be used, nor where a stream fails or is paused. Asks only readers of
 %% streams that are stalled.

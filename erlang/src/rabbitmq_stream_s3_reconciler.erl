@@ -30,9 +30,14 @@ start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
 %% @doc Looks now. When it returns, each stream whose writer had been there has a reader, which may still be resolving.
--spec reconcile() -> ok | {error, term()}.
+%% `not_running': the application does not run; any other error has been logged, and the look that follows may be luckier.
+-spec reconcile() -> ok | {error, not_running | term()}.
 reconcile() ->
-    gen_server:call(?MODULE, reconcile, infinity).
+    try
+        gen_server:call(?MODULE, reconcile, infinity)
+    catch
+        exit:{noproc, _} -> {error, not_running}
+    end.
 
 %% @doc Leaves this writer alone from now on: its stream has been deleted, and it will end.
 -spec ignore(Writer :: pid()) -> ok.
@@ -95,8 +100,11 @@ look(State0) ->
     ok = rabbitmq_stream_s3_pins:sweep(),
     Look = fun() -> {rabbitmq_stream_s3_log:writers(), rabbitmq_stream_s3_queue:tiered()} end,
     case rabbitmq_stream_s3_task:call(Look, ?LOOK_TIMEOUT_MS) of
-        {ok, {Writers, Overrides}} -> {ok, attach(Writers, Overrides, forget_dead(Writers, State1))};
-        {error, Reason} -> {{error, Reason}, State1}
+        {ok, {Writers, Overrides}} ->
+            {ok, attach(Writers, Overrides, forget_dead(Writers, State1))};
+        {error, Reason} ->
+            ?LOG_WARNING("which streams are to be tiered could not be found out: ~0tP", [Reason, 20], ?LOG_META),
+            {{error, Reason}, State1}
     end.
 
 look_in(Delay, #state{timer = Timer} = State) ->

@@ -66,14 +66,14 @@ not_tiered(Reader) ->
     gen_server:cast(Reader, not_tiered).
 
 %% @doc Cuts, uploads and persists all that is committed now, and waits for it, for at most so many milliseconds. `paused': the
-%% stream is paused, so nothing would happen. `unresolved': it is not known yet what is tiered. `timeout': it goes on all the
-%% same; the status says what stands in the way.
--spec flush(gen_server:server_ref() | stream_id(), timeout()) -> ok | {error, timeout | reader_down | paused | unresolved}.
+%% stream is paused, so nothing would happen. `timeout': it goes on all the same; the status says what stands in the way. While it is
+%% not known yet what is tiered, that is waited for, too.
+-spec flush(gen_server:server_ref() | stream_id(), timeout()) -> ok | {error, timeout | reader_down | paused}.
 flush(Server, Timeout) ->
     call(Server, {flush, moment(Timeout)}, Timeout).
 
 %% @doc {@link flush/2} of several streams at once, within one limit.
--spec flush_all([{stream_id(), pid()}], timeout()) -> [{stream_id(), ok | {error, timeout | reader_down | paused | unresolved}}].
+-spec flush_all([{stream_id(), pid()}], timeout()) -> [{stream_id(), ok | {error, timeout | reader_down | paused}}].
 flush_all(Readers, Timeout) ->
     Until = moment(Timeout),
     Requests = [{StreamId, gen_server:send_request(Reader, {flush, Until})} || {StreamId, Reader} <- Readers],
@@ -199,16 +199,8 @@ release(Reader0) ->
 %% @private
 handle_call({await_offset, Offset, Until}, From, Reader) ->
     noreply(wait_for(Offset, From, Until, Reader));
-handle_call({flush, Until}, From, #reader{phase = running, stream = StreamId, context = Context} = Reader) ->
-    case rabbitmq_stream_s3_pause:since(StreamId) of
-        none ->
-            To = rabbitmq_stream_s3_log:committed_chunk_id(Context) + 1,
-            noreply(wait_for(To, From, Until, Reader#reader{flush = To}));
-        {_By, _Since} ->
-            {reply, {error, paused}, Reader}
-    end;
-handle_call({flush, _Until}, _From, Reader) ->
-    {reply, {error, unresolved}, Reader};
+handle_call({flush, Until}, From, Reader) ->
+    noreply(flush_for({From, Until}, Reader));
 handle_call(pause_changed, From, #reader{phase = running} = Reader) ->
     gen_server:reply(From, ok),
     noreply(?EFFECTS:resume(Reader));
@@ -387,17 +379,32 @@ run(At, Manifest, How, #reader{context = Context, problems = Problems, waiters =
                 draining = true,
                 problems = lists:foldl(fun rabbitmq_stream_s3_problems:ended/2, Problems, [resolving, draining])
             }),
-            lists:foldl(fun ?EFFECTS:await/2, Running, lists:sort(maps:keys(Waiters)));
+            Awaited = lists:foldl(fun ?EFFECTS:await/2, Running#reader{flushing = []}, lists:sort(maps:keys(Waiters))),
+            lists:foldl(fun flush_for/2, Awaited, Reader#reader.flushing);
         {error, Reason} ->
             not_resolved(Reason, Reader)
     end.
 
 %%% Those who wait and those who look
 
+flush_for({From, _} = Caller, #reader{stream = StreamId} = Reader) ->
+    case rabbitmq_stream_s3_pause:since(StreamId) of
+        none ->
+            start_flush(Caller, Reader);
+        {_By, _Since} ->
+            ok = gen_server:reply(From, {error, paused}),
+            Reader
+    end.
+
+start_flush({From, Until}, #reader{phase = running, context = Context} = Reader) ->
+    To = rabbitmq_stream_s3_log:committed_chunk_id(Context) + 1,
+    wait_for(To, From, Until, Reader#reader{flush = To});
+start_flush(Caller, #reader{flushing = Callers} = Reader) ->
+    Reader#reader{flushing = [Caller | still_waiting(Callers)]}.
+
 wait_for(Offset, From, Until, #reader{waiters = Waiters0, phase = Phase} = Reader) ->
     %% The core keeps one entry for each offset until it is reached; here those leave whose callers have gone.
-    Now = erlang:monotonic_time(millisecond),
-    Waiters = maps:map(fun(_, Callers) -> [C || {_, U} = C <- Callers, U > Now] end, Waiters0),
+    Waiters = maps:map(fun(_, Callers) -> still_waiting(Callers) end, Waiters0),
     case Waiters of
         #{Offset := Callers} ->
             Reader#reader{waiters = Waiters#{Offset := [{From, Until} | Callers]}};
@@ -406,6 +413,10 @@ wait_for(Offset, From, Until, #reader{waiters = Waiters0, phase = Phase} = Reade
         #{} ->
             Reader#reader{waiters = Waiters#{Offset => [{From, Until}]}}
     end.
+
+still_waiting(Callers) ->
+    Now = erlang:monotonic_time(millisecond),
+    [Caller || {_From, Until} = Caller <- Callers, Until > Now].
 
 moment(infinity) -> infinity;
 moment(Timeout) -> erlang:monotonic_time(millisecond) + Timeout.

@@ -13,6 +13,8 @@
     transfers :: rabbitmq_stream_s3_replica_reader_transfers:state(),
     %% Callers of await_offset by the offset they wait for, each with the moment (monotonic ms) at which it stops waiting.
     waiters = #{} :: #{non_neg_integer() => [{gen_server:from(), infinity | integer()}]},
+    %% Callers of flush, with that moment, that have to wait until it is known where to begin.
+    flushing = [] :: [{gen_server:from(), infinity | integer()}],
     %% Whether the writer owes us a message.
     listening = false :: boolean(),
     %% How often resolving has begun since the last persist that succeeded.

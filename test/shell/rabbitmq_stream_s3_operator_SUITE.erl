@@ -18,6 +18,9 @@
     a_flush_that_cannot_succeed_says_timeout_and_succeeds_later/1,
     a_flush_of_nothing_succeeds_and_of_nobody_fails/1,
     a_flush_of_the_node_answers_for_each_stream/1,
+    a_flush_finds_streams_declared_a_moment_ago/1,
+    a_flush_waits_until_it_is_known_where_the_tier_ends/1,
+    a_flush_of_a_node_without_the_application_says_so/1,
     the_lag_is_what_is_not_persisted_in_bytes_and_seconds/1,
     a_stall_is_told_with_its_cause/1
 ]).
@@ -47,6 +50,9 @@ all() ->
         a_flush_that_cannot_succeed_says_timeout_and_succeeds_later,
         a_flush_of_nothing_succeeds_and_of_nobody_fails,
         a_flush_of_the_node_answers_for_each_stream,
+        a_flush_finds_streams_declared_a_moment_ago,
+        a_flush_waits_until_it_is_known_where_the_tier_ends,
+        a_flush_of_a_node_without_the_application_says_so,
         the_lag_is_what_is_not_persisted_in_bytes_and_seconds,
         a_stall_is_told_with_its_cause
     ].
@@ -211,6 +217,50 @@ a_flush_of_the_node_answers_for_each_stream(Config) ->
     ok = rabbitmq_stream_s3:resume(Other),
     ?assertEqual([{Stream, ok}, {Other, ok}], rabbitmq_stream_s3:flush()),
     ok = osiris:delete_cluster(OtherConf).
+
+a_flush_finds_streams_declared_a_moment_ago(Config) ->
+    Stream = ?config(stream, Config),
+    Other = <<Stream/binary, "_other">>,
+    OtherConf = stream_s3_osiris:config(Other),
+    ok = write(stream_s3_osiris:start_stream(?config(conf, Config)), 10),
+    ?assertEqual([{Stream, ok}], rabbitmq_stream_s3:flush()),
+    ok = write(stream_s3_osiris:start_stream(OtherConf), 20),
+    ?assertEqual(ok, rabbitmq_stream_s3:flush(Other)),
+    ?assertEqual([{0, 10}, {0, 20}], [rabbitmq_stream_s3:get_range(S) || S <- [Stream, Other]]),
+    ok = osiris:delete_cluster(OtherConf).
+
+a_flush_waits_until_it_is_known_where_the_tier_ends(Config) ->
+    Stream = ?config(stream, Config),
+    Writer = start_stream(Config),
+    ok = write(Writer, 10),
+    ok = rabbitmq_stream_s3:flush(Stream),
+    ok = write(Writer, 10),
+    ok = with_store_out_of_order(Config, fun() ->
+        Reader = rabbitmq_stream_s3_registry:whereis(Stream),
+        true = exit(Reader, kill),
+        eventually(fun() -> not lists:member(rabbitmq_stream_s3_registry:whereis(Stream), [Reader, undefined]) end),
+        ?assertEqual({error, timeout}, rabbitmq_stream_s3:flush(Stream, 300)),
+        ?assertEqual([{Stream, {error, timeout}}], flush_all(300)),
+        ?assertMatch(#{state := resolving}, rabbitmq_stream_s3:status(Stream)),
+        ok = rabbitmq_stream_s3:pause(Stream),
+        ?assertEqual({error, paused}, rabbitmq_stream_s3:flush(Stream)),
+        rabbitmq_stream_s3:resume(Stream)
+    end),
+    %% Nobody asks again: what was asked for goes on.
+    ?assertEqual(ok, rabbitmq_stream_s3:await_offset(Stream, 20)).
+
+flush_all(Timeout) ->
+    rabbitmq_stream_s3_replica_reader:flush_all(rabbitmq_stream_s3_registry:list(), Timeout).
+
+a_flush_of_a_node_without_the_application_says_so(Config) ->
+    ok = write(start_stream(Config), 1),
+    ok = application:stop(rabbitmq_stream_s3),
+    ?assertEqual({error, not_running}, rabbitmq_stream_s3:flush()),
+    ?assertEqual({error, reader_down}, rabbitmq_stream_s3:flush(?config(stream, Config))),
+    ?assertMatch(
+        {error, failed, <<"the plugin does not run on this node">>}, rabbitmq_stream_s3_operator:local(flush, [node, infinity])
+    ),
+    ok = application:start(rabbitmq_stream_s3).
 
 %% --- status ----------------------------------------------------------------------------------------------------------
 
