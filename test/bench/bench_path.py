@@ -2,13 +2,14 @@
 """What tiering costs and how fast it is, from a write to osiris to a durable manifest; started by `make bench-path`.
 
 A stream is written to as fast as its writer goes, with the application and without, in turns; then at a rate at which nothing is
-scarce, while the store is away. Each run is a VM of its own. While the store is away a VM with the application and one without write in
-turns of ten seconds, and the other one is stopped (SIGSTOP): what a machine does beside lasts for minutes, moves a p99 by half, and
-must not fall on one of them alone. Two VMs without the application do the same, which tells what is left of that. The store is the sink of `make bench-upload`, which throws large bodies
-away, so that what is measured is this side. Writes target/bench/path.json and path.svg, prints tables.
+scarce, while the store is away. Each run is a VM of its own. While the store is away a VM with the application and one without write
+in turns of ten seconds, and the other one is stopped (SIGSTOP): what a machine does beside lasts for minutes, moves a p99 by half, and
+must not fall on one of them alone. Two VMs without the application do the same, which tells what is left of that. The store is the
+sink of `make bench-upload`, which throws large bodies away, so that what is measured is this side. Writes target/bench/path.json and
+path.svg, prints tables.
 Environment: BENCH_ROUNDS (3), BENCH_GIB (2; written by each run at full rate), BENCH_OUTAGE_S (60; for so long each VM writes; 0
-leaves the outages out), BENCH_OUTAGE_ROUNDS (2),
-BENCH_OUTAGE_MIB_S (40), BENCH_TMP (where logs lie: /dev/shm where it has room, so that no disk decides; else TMPDIR).
+leaves the outages out), BENCH_OUTAGE_ROUNDS (2), BENCH_OUTAGE_MIB_S (40), BENCH_TMP (where logs lie: /dev/shm where it has room, so
+that no disk decides; else TMPDIR).
 """
 
 import http.server
@@ -94,22 +95,27 @@ def store_away(work):
             both = pair(work, store, other_first=number % 2 == 0)
             control, run = both
             found[way].append(both)
-            say(f"store away, round {number}: {way}: p99 {run['write_p99_ms']:.3f} ms beside {control['write_p99_ms']:.3f} without")
+            say(f"store away, round {number}: {way}: p99 {run['write_p99_ms']:.3f} ms beside {control['write_p99_ms']:.3f} without;"
+                f" turns: {turns(run)} beside {turns(control)}")
     busy.shutdown()
     silent.close()
     return found
 
 
+def turns(run):
+    return " ".join(f"{p99:.2f}" for p99 in run["turns_p99_ms"])
+
+
 def pair(work, store, other_first):
     """What a VM without the application found, and one with it, in turns. Which one is started first may matter, so that changes, too."""
-    turns = max(1, OUTAGE_S // TURN_S)
+    count = max(1, OUTAGE_S // TURN_S)
     with socket.create_server(("127.0.0.1", 0)) as server:
         vms = []
         try:
             both = (("without", "none"), ("with", store))
             for name, url in reversed(both) if other_first else both:
-                vms.append(TurnTaker(work / name, url, server, turns))
-            for number in range(turns):
+                vms.append(TurnTaker(work / name, url, server, count))
+            for number in range(count):
                 for one in vms if number % 2 == 0 else reversed(vms):
                     one.turn()
             found = [one.result() for one in vms]
@@ -122,10 +128,10 @@ def pair(work, store, other_first):
 class TurnTaker:
     """A VM that writes while it is asked to, and is stopped otherwise."""
 
-    def __init__(self, place, store, server, turns):
+    def __init__(self, place, store, server, count):
         self.place = place
         variables = variables_of(place, store, OUTAGE_RATE * OUTAGE_S, OUTAGE_RATE, settle=False)
-        variables |= {"BENCH_TURNS": str(turns), "BENCH_PORT": str(server.getsockname()[1])}
+        variables |= {"BENCH_TURNS": str(count), "BENCH_PORT": str(server.getsockname()[1])}
         self.process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True, process_group=0,
                                         env={**os.environ, **variables})
         try:
@@ -252,8 +258,12 @@ def away(outages):
                for control, run in outages[WITHOUT])
     limit = max(1.05, same)
     stores = (REFUSED, BLACK_HOLE, BUSY)
+    # Turns that follow each other, so that something that falls on one of them is one value of many.
+    by_turn = {way: [(ours / alone) for control, run in runs for alone, ours in zip(control["turns_p99_ms"], run["turns_p99_ms"])]
+               for way, runs in outages.items()}
     return {
         "seconds": OUTAGE_S, "mib_s": OUTAGE_RATE >> 20, "ratio": ratios, "limit": round(limit, 3),
+        "turn_seconds": TURN_S, "turn_ratio": {way: spread(values) for way, values in by_turn.items()},
         "write_p99_ms": {way: {"without": spread(control["write_p99_ms"] for control, _ in runs),
                                "with": spread(run["write_p99_ms"] for _, run in runs)} for way, runs in outages.items()},
         "within": {way: ratios[way]["median"] <= limit for way in stores},
@@ -288,6 +298,7 @@ def tell(result):
             line(f"{way}: the VM without", numbers["without"])
             line(f"{way}: the other", numbers["with"])
             line(f"{way}: ratio", away_["ratio"][way])
+            line(f"{way}: ratio of the p99 of a turn", away_["turn_ratio"][way])
         print(f"within the limit: {away_['within']}; behind at the end, MiB: {away_['lag_mib_max']}")
 
 

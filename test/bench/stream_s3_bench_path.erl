@@ -31,12 +31,13 @@ run() ->
     Bytes = number("BENCH_BYTES"),
     Samplers = samplers(Tiered, Writer),
     {Cpu0, Began} = {cpu(), now_us()},
-    Latencies = in_turns(os:getenv("BENCH_TURNS"), Writer, Bytes div ?RECORD, number("BENCH_RATE")),
+    Turns = in_turns(os:getenv("BENCH_TURNS"), Writer, Bytes div ?RECORD, number("BENCH_RATE")),
     Written = now_us(),
     Watched = stop(Samplers),
     ok = settle(Tiered, Writer, os:getenv("BENCH_SETTLE")),
     Ended = now_us(),
     Cpu = cpu() - Cpu0,
+    Latencies = lists:append(Turns),
     Result = maps:merge(Watched, #{
         bytes => Bytes,
         write_seconds => (Written - Began) / 1000000,
@@ -44,12 +45,14 @@ run() ->
         cpu => Cpu,
         rss_mib => rss_kib() / 1024,
         write_p50_ms => percentile(50, Latencies) / 1000,
-        write_p99_ms => percentile(99, Latencies) / 1000
+        write_p99_ms => percentile(99, Latencies) / 1000,
+        turns_p99_ms => [percentile(99, Turn) / 1000 || Turn <- Turns]
     }),
     ok = stop_application(Tiered),
     io:format("{~ts}~n", [lists:join(", ", [[$", atom_to_list(Key), $", ": ", json(Value)] || {Key, Value} <- maps:to_list(Result)])]),
     ok.
 
+json(Values) when is_list(Values) -> [$[, lists:join(", ", [json(Value) || Value <- Values]), $]];
 json(Value) when is_integer(Value) -> integer_to_list(Value);
 json(Value) -> float_to_list(float(Value), [{decimals, 4}]).
 
@@ -81,11 +84,11 @@ stop_application(true) -> stream_s3_world:stop_application().
 %% --- the load --------------------------------------------------------------------------------------------------------
 
 in_turns(false, Writer, Count, Rate) ->
-    write(Writer, Count, Rate);
+    [write(Writer, Count, Rate)];
 in_turns(Turns, Writer, Count, Rate) ->
     N = list_to_integer(Turns),
     {ok, Socket} = gen_tcp:connect({127, 0, 0, 1}, number("BENCH_PORT"), [binary, {active, false}, {nodelay, true}]),
-    lists:append([in_turn(Socket, Writer, Count div N, Rate) || _ <- lists:seq(1, N)]).
+    [in_turn(Socket, Writer, Count div N, Rate) || _ <- lists:seq(1, N)].
 
 in_turn(Socket, Writer, Count, Rate) ->
     {ok, <<"go">>} = gen_tcp:recv(Socket, 2),
