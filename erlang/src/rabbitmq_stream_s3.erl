@@ -79,23 +79,27 @@ reader(StreamId) ->
         Pid -> [{StreamId, Pid}]
     end.
 
-%% @doc {@link flush/2} of each stream that is tiered from this node, all at once and within a minute, those included that were declared
-%% a moment ago. Another error than that of a stream is one of {@link reconcile/0}: what else is to be flushed is not known.
+%% @doc {@link flush/2} of the node with a limit of one minute.
 -spec flush() -> [{stream_id(), ok | {error, timeout | reader_down | paused}}] | {error, term()}.
 flush() ->
-    case reconcile() of
-        ok -> rabbitmq_stream_s3_replica_reader:flush_all(rabbitmq_stream_s3_registry:list(), ?FLUSH_TIMEOUT_MS);
-        {error, _} = Error -> Error
-    end.
+    flush(node, ?FLUSH_TIMEOUT_MS).
 
 %% @doc {@link flush/2} with a limit of one minute.
 -spec flush(stream_id()) -> ok | {error, timeout | reader_down | paused}.
-flush(StreamId) ->
+flush(StreamId) when is_binary(StreamId) ->
     flush(StreamId, ?FLUSH_TIMEOUT_MS).
 
 %% @doc Cuts, uploads and persists all that is committed now: {@link rabbitmq_stream_s3_replica_reader:flush/2}. The limit is in
-%% milliseconds, and begins when the stream's reader has been found.
--spec flush(stream_id(), timeout()) -> ok | {error, timeout | reader_down | paused}.
+%% milliseconds, and begins when the stream's reader has been found. Of `node': each stream that is tiered from this node, all at once, those
+%% included that were declared a moment ago; an error that is not a stream's is one of {@link reconcile/0}, and nothing is flushed then.
+-spec flush
+    (stream_id(), timeout()) -> ok | {error, timeout | reader_down | paused};
+    (node, timeout()) -> [{stream_id(), ok | {error, timeout | reader_down | paused}}] | {error, term()}.
+flush(node, Timeout) ->
+    case reconcile() of
+        ok -> rabbitmq_stream_s3_replica_reader:flush_all(rabbitmq_stream_s3_registry:list(), Timeout);
+        {error, _} = Error -> Error
+    end;
 flush(StreamId, Timeout) when is_binary(StreamId) ->
     %% A stream that was declared a moment ago has none. Where there is none then either, for whatever reason, the answer is that.
     _ = rabbitmq_stream_s3_registry:whereis(StreamId) =:= undefined andalso reconcile(),

@@ -109,8 +109,8 @@ local(pause, [node, _Timeout]) -> marked(pause, rabbitmq_stream_s3:pause());
 local(pause, [Id]) -> marked(pause, rabbitmq_stream_s3:pause(Id));
 local(resume, [node, _Timeout]) -> marked(resume, rabbitmq_stream_s3:resume());
 local(resume, [Id]) -> marked(resume, rabbitmq_stream_s3:resume(Id));
-local(flush, [node, _Timeout]) ->
-    case rabbitmq_stream_s3:flush() of
+local(flush, [node, Timeout]) ->
+    case rabbitmq_stream_s3:flush(node, Timeout) of
         {error, not_running} -> not_running();
         {error, Reason} -> {error, failed, text("which streams are to be tiered could not be found out: ~0tP", [Reason, 20])};
         Flushed -> {ok, #{streams => [#{stream => Id, result => flushed(Result)} || {Id, Result} <- Flushed]}}

@@ -21,6 +21,7 @@
     a_flush_finds_streams_declared_a_moment_ago/1,
     a_flush_waits_until_it_is_known_where_the_tier_ends/1,
     a_flush_of_a_node_without_the_application_says_so/1,
+    a_flush_of_the_node_ends_when_the_operator_said/1,
     the_lag_is_what_is_not_persisted_in_bytes_and_seconds/1,
     a_stall_is_told_with_its_cause/1
 ]).
@@ -53,6 +54,7 @@ all() ->
         a_flush_finds_streams_declared_a_moment_ago,
         a_flush_waits_until_it_is_known_where_the_tier_ends,
         a_flush_of_a_node_without_the_application_says_so,
+        a_flush_of_the_node_ends_when_the_operator_said,
         the_lag_is_what_is_not_persisted_in_bytes_and_seconds,
         a_stall_is_told_with_its_cause
     ].
@@ -240,7 +242,7 @@ a_flush_waits_until_it_is_known_where_the_tier_ends(Config) ->
         true = exit(Reader, kill),
         eventually(fun() -> not lists:member(rabbitmq_stream_s3_registry:whereis(Stream), [Reader, undefined]) end),
         ?assertEqual({error, timeout}, rabbitmq_stream_s3:flush(Stream, 300)),
-        ?assertEqual([{Stream, {error, timeout}}], flush_all(300)),
+        ?assertEqual([{Stream, {error, timeout}}], rabbitmq_stream_s3:flush(node, 300)),
         ?assertMatch(#{state := resolving}, rabbitmq_stream_s3:status(Stream)),
         ok = rabbitmq_stream_s3:pause(Stream),
         ?assertEqual({error, paused}, rabbitmq_stream_s3:flush(Stream)),
@@ -248,9 +250,6 @@ a_flush_waits_until_it_is_known_where_the_tier_ends(Config) ->
     end),
     %% Nobody asks again: what was asked for goes on.
     ?assertEqual(ok, rabbitmq_stream_s3:await_offset(Stream, 20)).
-
-flush_all(Timeout) ->
-    rabbitmq_stream_s3_replica_reader:flush_all(rabbitmq_stream_s3_registry:list(), Timeout).
 
 a_flush_of_a_node_without_the_application_says_so(Config) ->
     ok = write(start_stream(Config), 1),
@@ -261,6 +260,16 @@ a_flush_of_a_node_without_the_application_says_so(Config) ->
         {error, failed, <<"the plugin does not run on this node">>}, rabbitmq_stream_s3_operator:local(flush, [node, infinity])
     ),
     ok = application:start(rabbitmq_stream_s3).
+
+a_flush_of_the_node_ends_when_the_operator_said(Config) ->
+    Stream = ?config(stream, Config),
+    ok = write(start_stream(Config), 1),
+    ok = with_store_out_of_order(Config, fun() ->
+        Late = <<"not done in time; it goes on, and the status says what stands in the way">>,
+        %% The limit of a flush without one is that of a test case here.
+        ?assertEqual({ok, #{streams => [#{stream => Stream, result => Late}]}}, rabbitmq_stream_s3_operator:local(flush, [node, 300])),
+        ok
+    end).
 
 %% --- status ----------------------------------------------------------------------------------------------------------
 
