@@ -4,6 +4,9 @@
 %% The core knows a fragment by its Ref. Towards the governor each attempt has a ref of its own, so that an answer tells
 %% which attempt it is of. The limit of an attempt runs from its admission, because waiting for a turn is no stall.
 %%
+%% Where the store answers nothing or that it is out of order, one fragment is tried for all: a store that is away is asked once in a while,
+%% not once for each fragment, and the writer keeps its processors. The others begin, or go on, with the first sign of life.
+%%
 %% A state belongs to one reader process: messages come to it, and {@link handle/2} says whether they are of this module.
 -module(rabbitmq_stream_s3_replica_reader_transfers).
 
@@ -12,6 +15,8 @@
 
 %% A deadline of this size holds for fragments up to 64 MiB, and grows in proportion beyond.
 -define(DEADLINE_UNIT, 67108864).
+%% So many failures in a row of one fragment and the store is away: more than a hiccup, and at most some tens of milliseconds later.
+-define(AWAY_AFTER, 3).
 
 -type core_ref() :: term().
 -type attempt() :: reference().
@@ -27,6 +32,8 @@
     %% The newest attempt; none while the next one waits for its time.
     current = none :: none | attempt(),
     admitted = false :: boolean(),
+    %% Whether it waits for what becomes of the one that is tried for all.
+    held = false :: boolean(),
     %% Until the newest attempt is given up, or until the next one starts.
     timer = none :: none | reference()
 }).
@@ -34,7 +41,9 @@
     stream :: binary(),
     fragments = #{} :: #{core_ref() => #fragment{}},
     %% All attempts whose result may still be of use, the given-up ones among them.
-    attempts = #{} :: #{attempt() => core_ref()}
+    attempts = #{} :: #{attempt() => core_ref()},
+    %% The fragment that is tried for all, while the store is away.
+    probe = none :: none | core_ref()
 }).
 -opaque state() :: #state{}.
 %% The last one: the message is not of this module.
@@ -49,16 +58,25 @@
 new(StreamId) ->
     #state{stream = StreamId}.
 
-%% @doc Submits the first attempt for a fragment.
+%% @doc Submits the first attempt for a fragment, once the store is not away.
 -spec submit(core_ref(), file:filename_all(), meta(), state()) -> state().
+submit(CoreRef, Dir, Meta, #state{probe = none} = State) ->
+    attempt(CoreRef, #fragment{dir = Dir, meta = Meta}, State);
 submit(CoreRef, Dir, Meta, State) ->
-    attempt(CoreRef, #fragment{dir = Dir, meta = Meta}, State).
+    keep(CoreRef, #fragment{dir = Dir, meta = Meta, held = true}, State).
 
-%% @doc Submits another attempt after a failed one, as soon as the failure allows: the delay grows with the number of failures.
+%% @doc Submits another attempt after a failed one, as soon as the failure allows: the delay grows with the number of failures. Of those
+%% that fail because the store is away only one is tried.
 -spec retry(core_ref(), file:filename_all(), meta(), state()) -> state().
-retry(CoreRef, Dir, Meta, #state{fragments = Fragments} = State) ->
-    #{CoreRef := #fragment{failures = Failures, cause = Reason} = Fragment0} = Fragments,
+retry(CoreRef, Dir, Meta, #state{fragments = Fragments, probe = Probe} = State) ->
+    #{CoreRef := #fragment{cause = Reason} = Fragment0} = Fragments,
     Fragment = Fragment0#fragment{dir = Dir, meta = Meta},
+    case Probe =:= none orelse Probe =:= CoreRef orelse not is_away(Reason) of
+        true -> retry(CoreRef, Fragment, State);
+        false -> keep(CoreRef, Fragment#fragment{held = true}, State)
+    end.
+
+retry(CoreRef, #fragment{failures = Failures, cause = Reason} = Fragment, State) ->
     case rabbitmq_stream_s3_replica_reader_tasks:retry_delay(Reason, Failures) of
         0 ->
             attempt(CoreRef, Fragment, State);
@@ -73,7 +91,7 @@ attempt(CoreRef, #fragment{dir = Dir, meta = Meta} = Fragment, #state{stream = S
     ok = rabbitmq_stream_s3_governor:submit(Work, maps:get(size, Meta), self(), Attempt),
     keep(
         CoreRef,
-        Fragment#fragment{current = Attempt, admitted = false, timer = none},
+        Fragment#fragment{current = Attempt, admitted = false, held = false, timer = none},
         State#state{attempts = Attempts#{Attempt => CoreRef}}
     ).
 
@@ -81,7 +99,7 @@ attempt(CoreRef, #fragment{dir = Dir, meta = Meta} = Fragment, #state{stream = S
 -spec give_up(core_ref(), state()) -> state().
 give_up(CoreRef, #state{fragments = Fragments} = State) ->
     #{CoreRef := Fragment} = Fragments,
-    drop(CoreRef, Fragment, State).
+    probe_ended(CoreRef, drop(CoreRef, Fragment, State)).
 
 %% @doc Whether a fragment in front of an offset is on its way.
 -spec any_before(Offset :: non_neg_integer(), state()) -> boolean().
@@ -130,7 +148,7 @@ admitted(Attempt, CoreRef, #state{fragments = Fragments} = State) ->
 
 result({ok, Uid}, _Attempt, CoreRef, State0) ->
     #{CoreRef := #fragment{meta = Meta, failures = Failures} = Fragment} = State0#state.fragments,
-    {{stored, CoreRef, Uid, Meta, Failures}, drop(CoreRef, Fragment, State0)};
+    {{stored, CoreRef, Uid, Meta, Failures}, release(drop(CoreRef, Fragment, State0))};
 result({error, Reason}, Attempt, CoreRef, State) ->
     case State#state.fragments of
         #{CoreRef := #fragment{current = Attempt} = Fragment} -> failed(Reason, CoreRef, Fragment, State);
@@ -141,7 +159,27 @@ result({error, Reason}, Attempt, CoreRef, State) ->
 failed(Reason, CoreRef, #fragment{failures = Failures, meta = Meta} = Fragment, State) ->
     ok = stop_timer(Fragment),
     Failed = Fragment#fragment{failures = Failures + 1, cause = Reason, current = none, admitted = false, timer = none},
-    {{failed, CoreRef, Reason, Meta, Failures + 1}, keep(CoreRef, Failed, State)}.
+    {{failed, CoreRef, Reason, Meta, Failures + 1}, looked_for(Reason, Failures + 1, CoreRef, keep(CoreRef, Failed, State))}.
+
+%% A store that lets a request hang costs nothing meanwhile, and one that asks to slow down is asked once in some seconds.
+is_away(connection) -> true;
+is_away({http, Status}) -> Status >= 500;
+is_away(_Reason) -> false.
+
+looked_for(Reason, Failures, CoreRef, #state{probe = Probe} = State) ->
+    case is_away(Reason) of
+        true when Probe =:= none, Failures >= ?AWAY_AFTER -> State#state{probe = CoreRef};
+        true -> State;
+        false -> probe_ended(CoreRef, State)
+    end.
+
+probe_ended(CoreRef, #state{probe = CoreRef} = State) -> release(State);
+probe_ended(_Other, State) -> State.
+
+%% In the order in which they were cut: that is the one in which they can be applied.
+release(#state{fragments = Fragments} = State) ->
+    Held = [{First, Ref, Fragment} || {Ref, #fragment{held = true, meta = #{first_offset := First}} = Fragment} <- maps:to_list(Fragments)],
+    lists:foldl(fun({_, Ref, Fragment}, Acc) -> attempt(Ref, Fragment, Acc) end, State#state{probe = none}, lists:sort(Held)).
 
 %% All other attempts are superfluous.
 drop(CoreRef, Fragment, #state{fragments = Fragments, attempts = Attempts} = State) ->

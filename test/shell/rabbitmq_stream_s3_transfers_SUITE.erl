@@ -28,6 +28,9 @@ groups() ->
             the_first_passing_failure_is_retried_at_once_and_the_next_ones_later,
             a_failure_that_needs_an_operator_is_retried_later,
             failures_are_counted_for_each_fragment,
+            one_fragment_is_tried_for_all_while_the_store_is_away,
+            what_shows_that_the_store_is_not_away_ends_the_wait,
+            a_store_that_is_slow_or_busy_is_not_away,
             what_is_cancelled_is_heard_of_no_more,
             the_oldest_fragment_that_fails_is_the_one_that_stalls,
             other_messages_are_left_to_others
@@ -35,6 +38,7 @@ groups() ->
         {s3, [], [
             a_stalled_upload_is_given_up_and_the_next_one_succeeds,
             an_upload_whose_reply_is_lost_is_listed_once,
+            after_an_outage_everything_is_uploaded_although_one_fragment_was_tried,
             a_passing_error_is_not_worth_a_word_and_a_lasting_one_is_told_once,
             the_rate_is_changed_while_uploads_wait
         ]}
@@ -149,6 +153,76 @@ failures_are_counted_for_each_fragment(_Config) ->
     {{stored, ref, 1, _, 1}, T5} = ?TRANSFERS:handle({transfer_result, Second, {ok, 1}}, T4),
     ?assertMatch(#{in_flight := 1, stalled := {10, connection}}, ?TRANSFERS:info(T5)).
 
+one_fragment_is_tried_for_all_while_the_store_is_away(_Config) ->
+    T0 = lists:foldl(fun submit/2, ?TRANSFERS:new(<<"s">>), [10, 0, 20]),
+    T1 = away(10, connection, T0),
+    %% Those that are under way end by themselves.
+    T2 = fail(20, {http, 503}, T1),
+    ?assertEqual([0], under_way(T2)),
+    T3 = submit(30, fail(0, connection, T2)),
+    ?assertEqual([], under_way(T3)),
+    ?assertMatch(#{in_flight := 4, stalled := {0, connection}}, ?TRANSFERS:info(T3)),
+    ?assertEqual([10], [Ref || {Ref, Fragment} <- maps:to_list(element(3, T3)), timer(Fragment) =/= none]),
+    T4 = next_attempt(10, T3),
+    ?assertEqual([10], under_way(T4)),
+    T5 = next_attempt(10, fail(10, {http, 500}, T4)),
+    ?assertEqual([10], under_way(T5)),
+    {{stored, 10, 7, _, 4}, T6} = ?TRANSFERS:handle({transfer_result, attempt_of(10, T5), {ok, 7}}, T5),
+    ?assertEqual([0, 20, 30], under_way(T6)),
+    %% And each of them is counted and tried by itself again.
+    T7 = fail(0, connection, T6),
+    ?assertEqual([20, 30], under_way(T7)),
+    ?assertEqual([0, 20, 30], under_way(next_attempt(0, T7))).
+
+what_shows_that_the_store_is_not_away_ends_the_wait(_Config) ->
+    Away = submit(30, fail(20, connection, away(10, connection, lists:foldl(fun submit/2, ?TRANSFERS:new(<<"s">>), [0, 10, 20])))),
+    ?assertEqual([0], under_way(Away)),
+    %% One that has been under way all the time.
+    {{stored, 0, 7, _, 0}, Stored} = ?TRANSFERS:handle({transfer_result, attempt_of(0, Away), {ok, 7}}, Away),
+    ?assertEqual([20, 30], under_way(Stored)),
+    %% The one that is tried, in ways that are its own affair.
+    [
+        ?assertEqual([0, 20, 30], under_way(fail(10, Reason, next_attempt(10, Away))), Reason)
+     || Reason <- [{http, 403}, {corrupt_chunk, 10}, {open_failed, <<"f">>, enoent}, timeout]
+    ],
+    ?assertEqual([0, 20, 30], under_way(?TRANSFERS:give_up(10, Away))),
+    %% Others' are not.
+    ?assertEqual([], under_way(?TRANSFERS:give_up(0, Away))),
+    ?assertEqual([], under_way(fail(0, {http, 403}, Away))).
+
+a_store_that_is_slow_or_busy_is_not_away(_Config) ->
+    [
+        begin
+            T0 = away(0, Reason, submit(10, submit(0, ?TRANSFERS:new(<<"s">>)))),
+            T1 = submit(20, fail(10, connection, T0)),
+            ?assertEqual([10, 20], under_way(T1), Reason)
+        end
+     || Reason <- [throttled, timeout, {http, 403}, {http, 429}, {http, 408}]
+    ].
+
+submit(First, T) -> ?TRANSFERS:submit(First, "nowhere", meta(First), T).
+
+%% It has failed so often that the others wait, where that is what they do.
+away(Ref, Reason, T) ->
+    fail(Ref, Reason, again(Ref, Reason, again(Ref, Reason, T))).
+
+again(Ref, Reason, T0) ->
+    T = fail(Ref, Reason, T0),
+    case lists:member(Ref, under_way(T)) of
+        true -> T;
+        false -> next_attempt(Ref, T)
+    end.
+
+fail(Ref, Reason, T) ->
+    {{failed, Ref, Reason, Meta, _}, Failed} = ?TRANSFERS:handle({transfer_result, attempt_of(Ref, T), {error, Reason}}, T),
+    ?TRANSFERS:retry(Ref, "nowhere", Meta, Failed).
+
+%% As if its time had come.
+next_attempt(Ref, T) ->
+    #{Ref := Fragment} = element(3, T),
+    {none, Next} = ?TRANSFERS:handle({timeout, timer(Fragment), {next_attempt, Ref}}, T),
+    Next.
+
 what_is_cancelled_is_heard_of_no_more(_Config) ->
     {T0, [First]} = submitted(),
     {none, T1} = admit(T0),
@@ -198,9 +272,12 @@ admit(T) ->
 %% What the governor would know: element 4 of the state is the map of attempts, element 3 that of fragments.
 attempts_with_refs(T) -> maps:to_list(element(4, T)).
 attempts(T) -> [A || {A, _} <- attempts_with_refs(T)].
+under_way(T) -> lists:usort([Ref || {_, Ref} <- attempts_with_refs(T)]).
+attempt_of(Ref, T) -> hd([A || {A, R} <- attempts_with_refs(T), R =:= Ref]).
 deadline(T) ->
     [Fragment] = maps:values(element(3, T)),
-    element(tuple_size(Fragment), Fragment).
+    timer(Fragment).
+timer(Fragment) -> element(tuple_size(Fragment), Fragment).
 
 next_message() ->
     receive
@@ -232,6 +309,19 @@ an_upload_whose_reply_is_lost_is_listed_once(Config) ->
     %% The first one is there as well, and nobody's.
     Keys = [K || K <- stream_s3_bucket:keys(?config(bucket, Config), ?config(stream, Config)), filename:extension(K) =:= <<".fragment">>],
     ?assertMatch([_, _], Keys).
+
+after_an_outage_everything_is_uploaded_although_one_fragment_was_tried(Config) ->
+    Writer = start_stream(Config),
+    ok = fault(Config, "\"do\": \"status\", \"status\": 503", 10),
+    [
+        begin
+            ok = stream_s3_osiris:write_chunk(Writer, [<<"one">>]),
+            ok = ?READER:force_cut(?config(stream, Config))
+        end
+     || _ <- lists:seq(1, 8)
+    ],
+    stream_s3_world:settle(?config(stream, Config), stream_s3_osiris:next_offset(Writer), ?TIMEOUT),
+    ?assertMatch(#{transfers_failed := 10, transfers_completed := 8}, counters(Config)).
 
 a_passing_error_is_not_worth_a_word_and_a_lasting_one_is_told_once(Config) ->
     Stream = ?config(stream, Config),
