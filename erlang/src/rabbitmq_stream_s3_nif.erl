@@ -24,7 +24,7 @@
 -export([manifest_new_edit/1, manifest_apply_edit/2, manifest_is_well_formed/1]).
 -export([manifest_encode_root/1, manifest_decode_root/1, manifest_encode_group/2, manifest_decode_group/1]).
 -export([manifest_lookup_offset/2, manifest_lookup_timestamp/2, manifest_evaluate_remote_retention/3, manifest_resume/2]).
--export([chunk_is_committed/2, compare_log/2, start_on_other_timeline/2, check_timeline/2, check_beginning/2, check_continuation/2, error_class/1]).
+-export([chunk_is_committed/2, compare_log/2, start_on_other_timeline/2, check_timeline/2, check_beginning/2, check_continuation/2, error_class/1, outlook/2]).
 -export([resolve_manifest/3, resolve_root/2, claim_discard/3]).
 -export([retry_delay/4, valid_stream_id/1, object_key/3]).
 -export([may_delete/2, deletable_segments/3, replica_floor/4, gc_verdict/3, key_prefix/2, parse_key/2]).
@@ -396,6 +396,11 @@ resolve_root(_Fetched, _Revision) -> ?NOT_LOADED.
 %% @doc What kind of failure a reason is. Reasons that are not of the contract are permanent.
 -spec error_class(Reason :: term()) -> transient | throttled | permanent.
 error_class(_Reason) -> ?NOT_LOADED.
+
+%% @doc What so many failures in a row of one fragment say of the store, the last one for this reason. `away': the fragment is tried for all of its
+%% stream, unless another one is; `doubtful': while one is, it waits; `there': it is tried by itself.
+-spec outlook(Reason :: term(), Failures :: pos_integer()) -> there | doubtful | away.
+outlook(_Reason, _Failures) -> ?NOT_LOADED.
 
 %% @doc Milliseconds to wait after so many failures, the last one of this class. `Delays' are four settings under their
 %% configured names; `Random' in [0, 1) picks within the jitter.

@@ -15,8 +15,6 @@
 
 %% A deadline of this size holds for fragments up to 64 MiB, and grows in proportion beyond.
 -define(DEADLINE_UNIT, 67108864).
-%% So many failures in a row of one fragment and the store is away: more than a hiccup, and at most some tens of milliseconds later.
--define(AWAY_AFTER, 3).
 
 -type core_ref() :: term().
 -type attempt() :: reference().
@@ -69,9 +67,9 @@ submit(CoreRef, Dir, Meta, State) ->
 %% that fail because the store is away only one is tried.
 -spec retry(core_ref(), file:filename_all(), meta(), state()) -> state().
 retry(CoreRef, Dir, Meta, #state{fragments = Fragments, probe = Probe} = State) ->
-    #{CoreRef := #fragment{cause = Reason} = Fragment0} = Fragments,
+    #{CoreRef := #fragment{failures = Failures, cause = Reason} = Fragment0} = Fragments,
     Fragment = Fragment0#fragment{dir = Dir, meta = Meta},
-    case Probe =:= none orelse Probe =:= CoreRef orelse not is_away(Reason) of
+    case Probe =:= none orelse Probe =:= CoreRef orelse rabbitmq_stream_s3_nif:outlook(Reason, Failures) =:= there of
         true -> retry(CoreRef, Fragment, State);
         false -> keep(CoreRef, Fragment#fragment{held = true}, State)
     end.
@@ -159,18 +157,13 @@ result({error, Reason}, Attempt, CoreRef, State) ->
 failed(Reason, CoreRef, #fragment{failures = Failures, meta = Meta} = Fragment, State) ->
     ok = stop_timer(Fragment),
     Failed = Fragment#fragment{failures = Failures + 1, cause = Reason, current = none, admitted = false, timer = none},
-    {{failed, CoreRef, Reason, Meta, Failures + 1}, looked_for(Reason, Failures + 1, CoreRef, keep(CoreRef, Failed, State))}.
+    {{failed, CoreRef, Reason, Meta, Failures + 1}, looked_out(Reason, Failures + 1, CoreRef, keep(CoreRef, Failed, State))}.
 
-%% A store that lets a request hang costs nothing meanwhile, and one that asks to slow down is asked once in some seconds.
-is_away(connection) -> true;
-is_away({http, Status}) -> Status >= 500;
-is_away(_Reason) -> false.
-
-looked_for(Reason, Failures, CoreRef, #state{probe = Probe} = State) ->
-    case is_away(Reason) of
-        true when Probe =:= none, Failures >= ?AWAY_AFTER -> State#state{probe = CoreRef};
-        true -> State;
-        false -> probe_ended(CoreRef, State)
+looked_out(Reason, Failures, CoreRef, #state{probe = Probe} = State) ->
+    case rabbitmq_stream_s3_nif:outlook(Reason, Failures) of
+        away when Probe =:= none -> State#state{probe = CoreRef};
+        there -> probe_ended(CoreRef, State);
+        _ -> State
     end.
 
 probe_ended(CoreRef, #state{probe = CoreRef} = State) -> release(State);

@@ -46,6 +46,7 @@ all() ->
         well_formed_manifests_are_told_from_others,
         decisions_take_and_answer_their_terms,
         every_reason_has_its_class,
+        failures_tell_a_store_that_is_away_from_others,
         keys_are_those_of_the_contract,
         keys_are_told_apart_and_prefixes_end_in_a_slash,
         retention_and_garbage_take_and_answer_their_terms,
@@ -689,6 +690,11 @@ every_reason_has_its_class(_Config) ->
     ],
     %% A failed store request stands for its reason.
     ?assertEqual(transient, ?NIF:error_class({transient, #{op => put, reason => timeout, message => <<>>}})).
+
+failures_tell_a_store_that_is_away_from_others(_Config) ->
+    ?assertEqual([doubtful, doubtful, away, away], [?NIF:outlook(connection, N) || N <- [1, 2, 3, 1 bsl 40]]),
+    [?assertEqual({R, there}, {R, ?NIF:outlook(R, 10)}) || R <- [timeout, throttled, {http, 403}, {http, 1 bsl 80}, anything]],
+    [?assertError({badarg, _}, ?NIF:outlook(connection, N)) || N <- [-1, often]].
 
 keys_are_those_of_the_contract(_Config) ->
     Key = fun(Object) -> ?NIF:object_key(<<"rabbitmq">>, ?STREAM, Object) end,

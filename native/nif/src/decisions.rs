@@ -120,6 +120,15 @@ fn error_class<'a>(env: Env<'a>, reason: Term<'a>) -> Term<'a> {
     term::error_class_term(env, term::transfer_error(reason).class())
 }
 
+/// What a failed attempt says of the store.
+#[rustler::nif]
+fn outlook<'a>(env: Env<'a>, reason: Term<'a>, failures: Term<'a>) -> NifResult<Term<'a>> {
+    // Beyond that many failures the store has long been away.
+    let failures = u32::try_from(term::unsigned(failures, "failures")?).unwrap_or(u32::MAX);
+    let outlook = retry::outlook(&term::transfer_error(reason), failures);
+    Ok(term::outlook(env, outlook))
+}
+
 /// How long to wait before the next attempt.
 #[rustler::nif]
 fn retry_delay<'a>(

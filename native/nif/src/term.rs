@@ -24,8 +24,8 @@ pub(crate) use core::{Effects, format_state, options, persist_error, reset_persi
 pub(crate) use decision::acceptance;
 pub(crate) use decision::{
     cached, chunk_identity, claim, discard_note, error_class, error_class_term, fetched_root,
-    jitter, local_chunk, log, metadata, optional_chunk_identity, resolve, resolved, retry_delays,
-    start, timeline,
+    jitter, local_chunk, log, metadata, optional_chunk_identity, outlook, resolve, resolved,
+    retry_delays, start, timeline,
 };
 pub(crate) use failure::{Failed, Panicked, Reason, transfer_error};
 pub(crate) use history::{
@@ -66,7 +66,7 @@ pub(crate) mod atoms {
         // Manifest calls
         fetch, not_found, unchanged, max_bytes, max_age, fragment, root, group,
         // Decisions
-        fresh, resume, remote_ahead, local_ahead, wait_for_log, first, next, pinned_first, permanent,
+        fresh, resume, remote_ahead, local_ahead, wait_for_log, first, next, pinned_first, permanent, there, doubtful, away,
         // Reasons and kinds of errors
         http, timeout, connection, throttled, checksum_mismatch, corrupt_chunk, open_failed, panic, cancelled, clock_skew, expired_token,
         write_conflict, transient, conflict, closed, postpone, proceed, invalid, op, reason, message, open, put, get, delete, list, probe,

@@ -131,6 +131,7 @@ pub const REQUIRED: &[&str] = &[
     "segment gone or changed",
     "transfer deadline",
     "given-up attempt succeeded",
+    "one fragment is tried for all",
     "old transfer result",
     "task died or kept no time",
     "group tried again",

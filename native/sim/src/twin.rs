@@ -74,6 +74,8 @@ twins! {
     WaitersAfterPersist = "waiters-after-persist",
     /// Attempts have no deadline.
     TransferDeadline = "transfer-deadline",
+    /// What waits for the fragment that is tried for all waits for ever.
+    ReleaseHeld = "release-held",
     /// The garbage collection takes unlisted objects whatever their age.
     GcAge = "gc-age",
     /// The garbage collection deletes what it judged a while ago, without asking once more.

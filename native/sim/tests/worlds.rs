@@ -99,6 +99,7 @@ twins! {
     an_object_that_is_overwritten_is_noticed: UidPerAttempt,
     a_caller_that_is_answered_too_early_is_noticed: WaitersAfterPersist,
     an_attempt_that_never_ends_is_noticed: TransferDeadline,
+    a_fragment_that_waits_for_another_one_for_ever_is_noticed: ReleaseHeld,
     a_young_object_that_is_collected_is_noticed: GcAge,
     a_deletion_on_an_old_proof_is_noticed: GcRecheck,
     a_discard_that_a_deposed_writer_notes_is_noticed: DiscardFence,

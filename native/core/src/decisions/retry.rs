@@ -1,6 +1,6 @@
-//! How long to wait before the next attempt.
+//! How long to wait before the next attempt, and which fragments are attempted while the store is away.
 
-use crate::error::ErrorClass;
+use crate::error::{ErrorClass, TransferError};
 
 /// The settings behind retry delays, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +49,37 @@ fn spread(delay: u64, jitter: u32) -> u64 {
     half + u64::try_from(share).unwrap_or(0)
 }
 
+/// So many failures in a row of one fragment are more than a hiccup, and some tens of milliseconds with the usual delays.
+const AWAY_AFTER: u32 = 3;
+
+/// What a failed attempt says of the store. While it is away one fragment of a stream is tried for all: asked once in a while, not once for each
+/// fragment, it costs next to nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outlook {
+    /// The failure is the fragment's own, or it costs little to try each: the fragment is tried again by itself.
+    There,
+    /// As if the store were away. The fragment waits for the one that is tried for all, if there is one.
+    Doubtful,
+    /// So often that it is: the fragment is tried for all, if no other one is.
+    Away,
+}
+
+/// The outlook after `failures` attempts for a fragment have failed (1 is the first), the last one with `error`. No connection and statuses from 500 on are
+/// signs of a store that is away. A request that hangs is none: it costs nothing meanwhile, and of several the one that notices first that the store is
+/// back counts. Nor is throttling, where a second or more lies between attempts.
+#[must_use]
+pub fn outlook(error: &TransferError, failures: u32) -> Outlook {
+    let away = matches!(
+        error,
+        TransferError::Connection | TransferError::Http(500..=599)
+    );
+    match (away, failures >= AWAY_AFTER) {
+        (false, _) => Outlook::There,
+        (true, false) => Outlook::Doubtful,
+        (true, true) => Outlook::Away,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,6 +116,37 @@ mod tests {
         assert_eq!(retry_delay(Permanent, 1, &DELAYS, 0), 500);
         assert_eq!(retry_delay(Permanent, 1, &DELAYS, u32::MAX / 2), 749);
         assert_eq!(retry_delay(Permanent, 1, &DELAYS, u32::MAX), 1_000);
+    }
+
+    #[test]
+    fn a_store_that_often_refuses_or_is_out_of_order_is_away() {
+        for error in [
+            TransferError::Connection,
+            TransferError::Http(500),
+            TransferError::Http(503),
+            TransferError::Http(599),
+        ] {
+            let outlooks: Vec<Outlook> = (1..=4).map(|n| outlook(&error, n)).collect();
+            let (doubtful, away) = (Outlook::Doubtful, Outlook::Away);
+            assert_eq!(outlooks, [doubtful, doubtful, away, away], "{error}");
+        }
+    }
+
+    #[test]
+    fn a_store_that_hangs_throttles_or_complains_is_there() {
+        for error in [
+            TransferError::Timeout,
+            TransferError::Throttled,
+            TransferError::Http(403),
+            TransferError::Http(408),
+            TransferError::Http(429),
+            TransferError::Http(600),
+            TransferError::CorruptChunk(crate::units::Offset(0)),
+            TransferError::ExpiredToken,
+            TransferError::Cancelled,
+        ] {
+            assert_eq!(outlook(&error, 100), Outlook::There, "{error}");
+        }
     }
 
     #[test]

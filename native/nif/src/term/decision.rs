@@ -5,7 +5,7 @@ use stream_s3_core::decisions::discard::{Claim, DiscardNote};
 use stream_s3_core::decisions::local_log::{Discarded, LocalLog, Start};
 use stream_s3_core::decisions::replica::Acceptance;
 use stream_s3_core::decisions::resolution::{Fetched, Metadata, Resolve, Resolved};
-use stream_s3_core::decisions::retry::RetryDelays;
+use stream_s3_core::decisions::retry::{Outlook, RetryDelays};
 use stream_s3_core::decisions::timeline::{ChunkIdentity, LocalChunk, Timeline};
 use stream_s3_core::error::ErrorClass;
 
@@ -204,6 +204,16 @@ pub(crate) fn error_class_term<'a>(env: Env<'a>, class: ErrorClass) -> Term<'a> 
         ErrorClass::Transient => atoms::transient(),
         ErrorClass::Throttled => atoms::throttled(),
         ErrorClass::Permanent => atoms::permanent(),
+    }
+    .encode(env)
+}
+
+/// An outlook, as its atom.
+pub(crate) fn outlook(env: Env, outlook: Outlook) -> Term {
+    match outlook {
+        Outlook::There => atoms::there(),
+        Outlook::Doubtful => atoms::doubtful(),
+        Outlook::Away => atoms::away(),
     }
     .encode(env)
 }

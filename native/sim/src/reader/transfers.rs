@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use stream_s3_core::decisions::retry::{Outlook, outlook};
 use stream_s3_core::error::TransferError;
 use stream_s3_core::fragment::FragmentMeta;
 use stream_s3_core::units::{TransferId, Uid};
@@ -21,6 +22,8 @@ struct Fragment {
     /// The newest attempt; none while the next one waits for its time.
     current: Option<AttemptId>,
     admitted: bool,
+    /// Whether it waits for what becomes of the one that is tried for all.
+    held: bool,
     timer: Option<TimerId>,
 }
 
@@ -30,6 +33,8 @@ pub(crate) struct Transfers {
     fragments: BTreeMap<TransferId, Fragment>,
     /// All attempts whose result may still be of use, the given-up ones among them.
     attempts: BTreeMap<AttemptId, TransferId>,
+    /// The fragment that is tried for all, while the store is away.
+    probe: Option<TransferId>,
 }
 
 impl Reader {
@@ -40,18 +45,28 @@ impl Reader {
             cause: TransferError::Timeout,
             current: None,
             admitted: false,
+            held: self.transfers.probe.is_some(),
             timer: None,
         };
+        let held = fragment.held;
         self.transfers.fragments.insert(id, fragment);
-        self.attempt(env, id);
+        if !held {
+            self.attempt(env, id);
+        }
     }
 
     /// Another attempt, as soon as the failure allows.
     pub(super) fn retry(&mut self, env: &mut Env, id: TransferId) {
-        let Some(fragment) = self.transfers.fragments.get(&id) else {
+        let probe = self.transfers.probe;
+        let Some(fragment) = self.transfers.fragments.get_mut(&id) else {
             return;
         };
         let (cause, failures) = (fragment.cause.clone(), fragment.failures);
+        let alone = probe.is_none() || probe == Some(id);
+        if !alone && outlook(&cause, failures) != Outlook::There {
+            fragment.held = true;
+            return;
+        }
         match Self::retry_delay(env, &cause, failures) {
             0 => self.attempt(env, id),
             delay => {
@@ -70,6 +85,7 @@ impl Reader {
         };
         fragment.current = Some(attempt);
         fragment.admitted = false;
+        fragment.held = false;
         fragment.timer = None;
         let meta = fragment.meta.clone();
         self.transfers.attempts.insert(attempt, id);
@@ -116,6 +132,7 @@ impl Reader {
                     env.coverage.hit("given-up attempt succeeded");
                 }
                 self.drop_fragment(env, id);
+                self.attempt_held(env);
                 self.stored(env, id, uid);
             }
             Err(error) if fragment.current == Some(attempt) => self.attempt_failed(env, id, error),
@@ -156,8 +173,35 @@ impl Reader {
             fragment.current = None;
             fragment.admitted = false;
             fragment.timer = None;
+            match outlook(&error, fragment.failures) {
+                Outlook::There => self.probe_ended(env, id),
+                Outlook::Away if self.transfers.probe.is_none() => {
+                    env.coverage.hit("one fragment is tried for all");
+                    self.transfers.probe = Some(id);
+                }
+                Outlook::Doubtful | Outlook::Away => {}
+            }
         }
         self.not_stored(env, id, error);
+    }
+
+    fn probe_ended(&mut self, env: &mut Env, id: TransferId) {
+        if self.transfers.probe == Some(id) {
+            self.attempt_held(env);
+        }
+    }
+
+    fn attempt_held(&mut self, env: &mut Env) {
+        self.transfers.probe = None;
+        if env.is(Twin::ReleaseHeld) {
+            return;
+        }
+        let fragments = &self.transfers.fragments;
+        let mut held: Vec<_> = fragments.iter().filter(|(_, one)| one.held).collect();
+        held.sort_by_key(|(_, one)| one.meta.first_offset);
+        for id in held.into_iter().map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.attempt(env, id);
+        }
     }
 
     /// First offset of a fragment on its way.
@@ -175,6 +219,7 @@ impl Reader {
     /// No attempt of a fragment can succeed any more.
     pub(super) fn give_up(&mut self, env: &mut Env, id: TransferId) {
         self.drop_fragment(env, id);
+        self.probe_ended(env, id);
     }
 
     /// All its other attempts are superfluous.
