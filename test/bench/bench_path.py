@@ -253,20 +253,20 @@ def away(outages):
     if not outages:
         return None
     ratios = {way: spread(run["write_p99_ms"] / control["write_p99_ms"] for control, run in runs) for way, runs in outages.items()}
-    # Which of two VMs without the application is called the other one is chance.
-    same = max(max(run["write_p99_ms"], control["write_p99_ms"]) / min(run["write_p99_ms"], control["write_p99_ms"])
-               for control, run in outages[WITHOUT])
-    limit = max(1.05, same)
-    stores = (REFUSED, BLACK_HOLE, BUSY)
     # Turns that follow each other, so that something that falls on one of them is one value of many.
-    by_turn = {way: [(ours / alone) for control, run in runs for alone, ours in zip(control["turns_p99_ms"], run["turns_p99_ms"])]
+    by_turn = {way: [ours / alone for control, run in runs for alone, ours in zip(control["turns_p99_ms"], run["turns_p99_ms"])]
                for way, runs in outages.items()}
+    by_turn = {way: spread(values) for way, values in by_turn.items()}
+    # Which of two VMs without the application is called the other one is chance.
+    same = by_turn[WITHOUT]["median"]
+    limit = max(1.05, same, 1 / same)
+    stores = (REFUSED, BLACK_HOLE, BUSY)
     return {
         "seconds": OUTAGE_S, "mib_s": OUTAGE_RATE >> 20, "ratio": ratios, "limit": round(limit, 3),
-        "turn_seconds": TURN_S, "turn_ratio": {way: spread(values) for way, values in by_turn.items()},
+        "turn_seconds": TURN_S, "turn_ratio": by_turn,
         "write_p99_ms": {way: {"without": spread(control["write_p99_ms"] for control, _ in runs),
                                "with": spread(run["write_p99_ms"] for _, run in runs)} for way, runs in outages.items()},
-        "within": {way: ratios[way]["median"] <= limit for way in stores},
+        "within": {way: by_turn[way]["median"] <= limit for way in stores},
         "rss_mib": {way: spread(run["rss_mib"] for _, run in runs) for way, runs in outages.items()},
         "cpu_s": {way: {"without": spread(control["cpu"] for control, _ in runs),
                         "with": spread(run["cpu"] for _, run in runs)} for way, runs in outages.items()},
@@ -293,7 +293,7 @@ def tell(result):
     if result["store_away"]:
         away_ = result["store_away"]
         print(f"\nstore away for {away_['seconds']} s of writing, {away_['mib_s']} MiB/s: p99 of write to confirm, ms, and its ratio to that of the VM"
-              f" without the application in turn with it (limit {away_['limit']})")
+              f" without the application in turn with it (limit for a turn {away_['limit']})")
         for way, numbers in away_["write_p99_ms"].items():
             line(f"{way}: the VM without", numbers["without"])
             line(f"{way}: the other", numbers["with"])
