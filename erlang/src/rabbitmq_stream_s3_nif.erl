@@ -397,7 +397,7 @@ resolve_root(_Fetched, _Revision) -> ?NOT_LOADED.
 -spec error_class(Reason :: term()) -> transient | throttled | permanent.
 error_class(_Reason) -> ?NOT_LOADED.
 
-%% @doc What so many failures in a row of one fragment say of the store, the last one for this reason. `away': the fragment is tried for all of its
+%% @doc What so many failures of one fragment say of the store, the last one for this reason. `away': the fragment is tried for all of its
 %% stream, unless another one is; `doubtful': while one is, it waits; `there': it is tried by itself.
 -spec outlook(Reason :: term(), Failures :: pos_integer()) -> there | doubtful | away.
 outlook(_Reason, _Failures) -> ?NOT_LOADED.

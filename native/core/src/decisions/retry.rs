@@ -49,7 +49,7 @@ fn spread(delay: u64, jitter: u32) -> u64 {
     half + u64::try_from(share).unwrap_or(0)
 }
 
-/// So many failures in a row of one fragment are more than a hiccup, and some tens of milliseconds with the usual delays.
+/// So many failures of one fragment are more than a hiccup, and some tens of milliseconds with the usual delays.
 const AWAY_AFTER: u32 = 3;
 
 /// What a failed attempt says of the store. While it is away one fragment of a stream is tried for all: asked once in a while, not once for each
